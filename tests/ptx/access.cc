@@ -1,4 +1,4 @@
-// Loads, stores, atomic operations and cp.async.
+// Loads, stores, atomic additions and cp.async.
 #include <algorithm>
 #include <utility>
 
@@ -64,67 +64,18 @@ void St(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
-enum Operation { kAdd, kMin, kMax, kExch, kCas, kAnd, kOr, kXor, kInc, kDec };
-constexpr const char* kOperations[] = {"add", "min", "max", "exch", "cas", "and", "or", "xor", "inc", "dec"};
-
-uint64_t Combine(const Instruction& i, uint64_t old, uint64_t a, uint64_t b) {
-  const auto integers = [&](auto zero) {
-    using T = decltype(zero);
-    const T x = Get<T>(old), y = Get<T>(a);
-    switch (i.choice) {
-      case kAdd:
-        return Bits(static_cast<T>(static_cast<std::make_unsigned_t<T>>(x) + static_cast<std::make_unsigned_t<T>>(y)));
-      case kMin:
-        return Bits(std::min(x, y));
-      case kMax:
-        return Bits(std::max(x, y));
-      case kInc:
-        return Bits(x >= y ? T(0) : static_cast<T>(x + 1));
-      default:
-        return Bits(x == 0 || x > y ? y : static_cast<T>(x - 1));
-    }
-  };
-  switch (i.choice) {
-    case kExch:
-      return a;
-    case kCas:
-      return old == a ? b : old;
-    case kAnd:
-      return old & a;
-    case kOr:
-      return old | a;
-    case kXor:
-      return old ^ a;
-  }
-  switch (i.type) {
-    case Type::kF32:
-      return BitsOfFloat(FloatOf(old) + FloatOf(a));
-    case Type::kF64:
-      return Bits(Get<double>(old) + Get<double>(a));
-    case Type::kS32:
-      return integers(int32_t{});
-    case Type::kS64:
-      return integers(int64_t{});
-    case Type::kU64:
-    case Type::kB64:
-      return integers(uint64_t{});
-    default:
-      return integers(uint32_t{});
-  }
-}
-
-// atom and red (flag), a lane after the other
+// atom.add and red.add (flag), a lane after the other
 void Atom(Warp& w, const Instruction& i, Mask mask) {
   const size_t first = i.flag ? 0 : 1;
   const Operand& address = i.operands[first];
-  const Row base = w.Read(address), a = w.Read(i.operands[first + 1]), b = w.Read(i.operands.back());
+  const Row base = w.Read(address), a = w.Read(i.operands[first + 1]);
   Row* d = i.flag ? nullptr : &w.Write(i.operands[0]);
-  const int bytes = BitsOf(i.type) / 8;
   ForLanes(mask, [&](int l) {
-    const uint64_t at = base[l] + address.offset, low = bytes == 8 ? ~0ull : 0xffffffff;
-    CheckAligned(w, l, at, bytes);
-    const uint64_t old = Load(w, l, i.space, at, bytes, true);
-    Store(w, l, i.space, at, bytes, Combine(i, old, a[l] & low, b[l] & low), true);
+    const uint64_t at = base[l] + address.offset;
+    CheckAligned(w, l, at, 4);
+    const uint64_t old = Load(w, l, i.space, at, 4, true);
+    const uint64_t sum = i.type == Type::kF32 ? BitsOfFloat(FloatOf(old) + FloatOf(a[l])) : old + a[l];
+    Store(w, l, i.space, at, 4, sum, true);
     if (d) (*d)[l] = old;
   });
 }
@@ -193,12 +144,8 @@ bool DecodeMemory(Instruction& instruction) {
   instruction.space = TakeSpace(m);
   if (atom) {
     instruction.flag = name == "red";
-    for (int n = 0; n < 10; ++n) {
-      if (m.Take(kOperations[n])) instruction.choice = n;
-    }
-    m.Ignore("noftz");
     instruction.handler = Atom;
-    return m.empty() && BitsOf(instruction.type) >= 32;
+    return m.Take("add") && m.empty() && BitsOf(instruction.type) == 32;
   }
   instruction.count = m.Take("v2") ? 2 : m.Take("v4") ? 4 : m.Take("v8") ? 8 : 1;
   m.Ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_last", "L1::evict_first", "L1::no_allocate", "L1::evict_normal",

@@ -71,15 +71,7 @@ void Init(Warp& w, const Instruction& i, Mask mask) {
     barrier.made_by = w.clock_index, barrier.made_at = w.clocks.seen[w.clock_index];
     if (!cta->mbarriers.try_emplace(at, barrier).second) throw Fault("initialises an mbarrier that is one");
     cluster.mbarriers.emplace_back(cta->rank, at);
-    MarkMBarrier(w, *cta, at, true);
-  });
-}
-void Invalidate(Warp& w, const Instruction& i, Mask mask) {
-  ForLanes(mask, [&](int l) {
-    auto [cta, at] = At(w, i.operands[0], l);
-    RequireOwn(w, cta);
-    MBarrierAt(w, *cta, at), cta->mbarriers.erase(at);
-    MarkMBarrier(w, *cta, at, false);
+    MarkMBarrier(w, *cta, at);
   });
 }
 // mbarrier.arrive{.expect_tx} state, [address], bytes or count; choice 1: expect_tx with it, 2: expect_tx alone
@@ -356,8 +348,6 @@ bool DecodeAsynchronous(Instruction& instruction) {
     m.Ignore("b64", "shared", "shared::cta", "shared::cluster", "release", "acquire", "cta", "cluster");
     if (m.Take("init"))
       handler = Init;
-    else if (m.Take("inval"))
-      handler = Invalidate;
     else if (m.Take("arrive"))
       handler = ArriveAt, instruction.choice = m.Take("expect_tx") ? 1 : 0;
     else if (m.Take("expect_tx"))

@@ -2,10 +2,21 @@
 
 import re
 
+import pytest
 from interpreter import EARLY, LATE, Fault
 
 WRONG = "is wrong|are wrong|never written"  # what `harness.check` says
 TWICE = "each element is written once"
+
+
+def rows(defects):
+    """Return a test's rows, one for each place of a defect: "call", or "call #2" for one of several in the call's kernel."""
+    found = []
+    for name, (pattern, replacement, wanted, places) in defects.items():
+        for place in places.split(", "):
+            call, _, which = place.partition(" #")
+            found.append(pytest.param(call, pattern, replacement, int(which) if which else None, wanted, id=f"{place}: {name}"))
+    return found
 
 
 def planted(ptx, name, pattern, replacement, which) -> str:

@@ -36,31 +36,38 @@ class Fault(Exception):
     """The kernel does what it may not; the message says where."""
 
 
-@functools.cache
-def library() -> ctypes.CDLL:
-    """The machine, compiled once for all processes: its file is named by a hash of the sources."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ found")
-    sources = sorted([*HERE.glob("*.cc"), *HERE.glob("*.h")])
-    named = hashlib.sha256("".join([*FLAGS, *(source.read_text() for source in sources)]).encode()).hexdigest()[:16]
+def shared_file(suffix: str, sources: list[str], make) -> pathlib.Path:
+    """Return a file of all processes, which `make(path)` writes once: a hash of the sources names it."""
     home = pathlib.Path(tempfile.gettempdir()) / f"jaxext-ptx-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)
-    made = home / f"{named}.so"
-    with filelock.FileLock(home / f"{named}.lock"):
-        if not made.exists():
-            _compile(made)
-    library = ctypes.CDLL(str(made))
+    file = home / f"{hashlib.sha256(''.join(sources).encode()).hexdigest()[:16]}.{suffix}"
+    with filelock.FileLock(file.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=home) as folder:
+        if not file.exists():
+            make(pathlib.Path(folder) / file.name)
+            os.replace(f"{folder}/{file.name}", file)
+    return file
+
+
+def texts(*patterns: str) -> list[str]:
+    return [path.read_text() for pattern in patterns for path in sorted(HERE.glob(pattern))]
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The machine, compiled once for all processes."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ found")
+    library = ctypes.CDLL(str(shared_file("so", [*FLAGS, *texts("*.cc", "*.h")], _compile)))
     library.PtxParse.restype = ctypes.c_void_p
     return library
 
 
 def _compile(made: pathlib.Path):
-    with tempfile.TemporaryDirectory(dir=made.parent) as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in sorted(HERE.glob("*.cc"))]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [made.parent / f"{unit.stem}.o" for unit in sorted(HERE.glob("*.cc"))]
         compile = lambda made: subprocess.run(["g++", *FLAGS, "-c", HERE / f"{made.stem}.cc", "-o", made], check=True)
         list(pool.map(compile, objects))
-        subprocess.run(["g++", "-shared", *objects, "-o", f"{folder}/interpreter.so"], check=True)
-        os.replace(f"{folder}/interpreter.so", made)
+    subprocess.run(["g++", "-shared", *objects, "-o", made], check=True)
 
 
 class TensorMap(ctypes.Structure):

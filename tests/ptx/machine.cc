@@ -170,54 +170,35 @@ std::string WhoWaits(Cluster& cluster) {
 }
 
 void FillSpecials(Warp& w, const Launch& launch) {
-  const char* axes = "xyz";
-  const auto& c = launch.cluster;
-  for (const auto& [name, slot] : w.kernel->specials) {
-    const auto is = [&](const char* base) {
-      return name.size() == std::strlen(base) + 2 && name.compare(0, name.size() - 1, std::string(base) + ".") == 0;
+  const auto &b = launch.block, &c = launch.cluster, &g = launch.grid, &at = w.cta->index;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    const uint32_t thread = w.index * kLanes + lane;
+    const std::pair<std::string_view, uint32_t> values[] = {
+        {"%tid.x", thread % b[0]},
+        {"%tid.y", thread / b[0] % b[1]},
+        {"%tid.z", thread / b[0] / b[1]},
+        {"%cluster_ctarank", w.cta->rank},
+        {"%cluster_nctarank", c[0] * c[1] * c[2]},
+        {"%laneid", lane},
+        {"%warpid", w.index},
+        {"%lanemask_lt", (1u << lane) - 1},
+        {"%lanemask_le", static_cast<uint32_t>((2ull << lane) - 1)},
+        {"%lanemask_eq", 1u << lane},
     };
-    const int axis = static_cast<int>(std::strchr(axes, name.back()) ? std::strchr(axes, name.back()) - axes : 0);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const uint32_t thread = w.index * kLanes + lane, x = launch.block[0], y = launch.block[1];
-      const uint32_t tid[] = {thread % x, thread / x % y, thread / x / y};
-      uint64_t value;
-      if (is("%tid"))
-        value = tid[axis];
-      else if (is("%ntid"))
-        value = launch.block[axis];
-      else if (is("%ctaid"))
-        value = w.cta->index[axis];
-      else if (is("%nctaid"))
-        value = launch.grid[axis];
-      else if (is("%cluster_ctaid"))
-        value = w.cta->index[axis] % c[axis];
-      else if (is("%cluster_nctaid"))
-        value = c[axis];
-      else if (is("%clusterid"))
-        value = w.cta->index[axis] / c[axis];
-      else if (is("%nclusterid"))
-        value = launch.grid[axis] / c[axis];
-      else if (name == "%cluster_ctarank")
-        value = w.cta->rank;
-      else if (name == "%cluster_nctarank")
-        value = c[0] * c[1] * c[2];
-      else if (name == "%laneid")
-        value = lane;
-      else if (name == "%warpid")
-        value = w.index;
-      else if (name == "%lanemask_lt")
-        value = (1u << lane) - 1;
-      else if (name == "%lanemask_le")
-        value = (2ull << lane) - 1;
-      else if (name == "%lanemask_eq")
-        value = 1u << lane;
-      else if (name == "%dynamic_smem_size")
-        value = launch.dynamic_shared;
-      else if (name == "%smid")
-        value = 0;
-      else
-        throw Fault("unknown special register " + name);
-      w.rows[slot][lane] = value;
+    for (const auto& [name, slot] : w.kernel->specials) {
+      const auto found = std::find_if(std::begin(values), std::end(values), [&](const auto& value) { return value.first == name; });
+      const size_t a = name.back() - 'x';
+      const std::string base = name.substr(0, name.size() - 2);
+      w.rows[slot][lane] = found != std::end(values)   ? found->second
+                           : a > 2                     ? throw Fault("unknown special register " + name)
+                           : base == "%ntid"           ? b[a]
+                           : base == "%ctaid"          ? at[a]
+                           : base == "%nctaid"         ? g[a]
+                           : base == "%cluster_ctaid"  ? at[a] % c[a]
+                           : base == "%cluster_nctaid" ? c[a]
+                           : base == "%clusterid"      ? at[a] / c[a]
+                           : base == "%nclusterid"     ? g[a] / c[a]
+                                                       : throw Fault("unknown special register " + name);
     }
   }
 }

@@ -217,7 +217,7 @@ void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
 void EndAsyncRead(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when);
 void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
 void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when);  // seen by what has seen the clock
-void MarkMBarrier(Warp& warp, Cta& cta, int64_t address, bool is);
+void MarkMBarrier(Warp& warp, Cta& cta, int64_t address);
 bool Before(const Warp& warp, int clock, uint32_t when);
 std::string Who(const Cta& cta, int clock);
 

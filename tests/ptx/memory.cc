@@ -293,10 +293,10 @@ void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t
   std::memset(&cta.initialised[address], 1, bytes);
 }
 
-void MarkMBarrier(Warp& warp, Cta& cta, int64_t address, bool is) {
+void MarkMBarrier(Warp& warp, Cta& cta, int64_t address) {
   ForCells(cta, address, 8, [&](Cell& cell, uint32_t* readers) {
-    if (is) CheckOverwrite(warp, cta, cell, readers, address);
-    cell = {}, cell.mbarrier = is;
+    CheckOverwrite(warp, cta, cell, readers, address);
+    cell = {}, cell.mbarrier = true;
     cell.writer = static_cast<int16_t>(warp.clock_index), cell.written_at = warp.clocks.seen[warp.clock_index];
   });
   std::memset(&cta.initialised[address], 0, 8);

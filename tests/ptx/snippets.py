@@ -1,19 +1,16 @@
 """Kernels from a few lines of PTX: what the tests of the interpreter itself run."""
 
-import functools
-import importlib
-import inspect
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from interpreter import LATE, Array, Input, Module, Output
+from interpreter import EARLY, LATE, Array, Input, Module, Output
 
-TESTS = ("test_instructions", "test_instructions_memory", "test_instructions_warp", "test_instructions_tensor", "test_instructions_copy")
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<16>; .reg .b16 %h<32>; .reg .b32 %r<160>; .reg .f32 %f<160>; .reg .b64 %d<32>; .reg .f64 %g<16>;"
 BLOCK = 256
+both = pytest.mark.parametrize("late", [LATE, EARLY], ids=["late", "early"])
 
 executed: set[str] = set()
 
@@ -74,27 +71,3 @@ def of_each(body, *inputs, out) -> Any:
     launch("\n".join(lines), [*arrays, *made], (padded // threads,), (threads,), declare=" ".join(declare))
     results = [array.values[:count].reshape(np.broadcast_shapes(*(v.shape for v in inputs))) for array in made]
     return results if isinstance(out, list) else results[0]
-
-
-def tested_opcodes(wanted: frozenset[str]) -> set[str]:
-    """Those that the tests of instructions have executed.  If any is missing in this process, they run here until none is."""
-    for name in TESTS:
-        for test in vars(importlib.import_module(name)).values():
-            if inspect.isfunction(test) and test.__name__.startswith("test_"):
-                for arguments in _rows(test):
-                    if wanted <= executed:
-                        return executed
-                    test(**arguments)
-    return executed
-
-
-def _rows(test):
-    """Arguments of each of a parametrised test's rows."""
-    tables = []
-    for mark in getattr(test, "pytestmark", []):
-        if mark.name == "parametrize":
-            names = [name.strip() for name in mark.args[0].split(",")]
-            rows = [row.values if isinstance(row, type(pytest.param())) else row if len(names) > 1 else [row] for row in mark.args[1]]
-            tables.append([dict(zip(names, row, strict=True)) for row in rows])
-    for combination in itertools.product(*tables):
-        yield functools.reduce(dict.__or__, combination, {})

@@ -1,5 +1,6 @@
 """Arithmetic, logic, comparisons and conversions, a thread for each of many values, against Python's integers, fractions and ml_dtypes."""
 
+import inspect
 import math
 from fractions import Fraction
 
@@ -9,23 +10,21 @@ import pytest
 from interpreter import Fault
 from snippets import of_each
 
-F16, BF16, E4M3, E5M2 = (
-    np.dtype(np.float16),
-    np.dtype(ml_dtypes.bfloat16),
-    np.dtype(ml_dtypes.float8_e4m3fn),
-    np.dtype(ml_dtypes.float8_e5m2),
-)
-F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 DTYPES = {
     f"{letter}{bits}": np.dtype(f"{kind}{bits // 8}") for letter, kind in (("s", "i"), ("u", "u"), ("b", "u")) for bits in (8, 16, 32, 64)
 }
+DTYPES |= {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+U32, F16, BF16, F32 = (DTYPES[type] for type in ("u32", "f16", "bf16", "f32"))
+F64 = np.dtype(np.float64)
 QUIET = np.errstate(all="ignore")  # infinities and NaNs are meant
-DTYPES |= {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 
 
 @QUIET
 def edges(dtype):
-    """Values at which something may go wrong."""
+    """Values at which something may go wrong; of counts of bits, for a width."""
+    if isinstance(dtype, int):
+        return np.array([0, 1, 5, 7, dtype // 2, dtype - 1, dtype, dtype + 1, 255, 256 + 3, 2**31, 2**32 - 1], U32)
     if dtype.kind in "iu":
         bits, low, high = 8 * dtype.itemsize, np.iinfo(dtype).min, np.iinfo(dtype).max
         return np.array(sorted({low, low + 1, 0, 1, 2, 3, 5, bits - 1, bits, high // 2, high - 1, high, *([-1, -2] if low else [])}), dtype)
@@ -38,6 +37,8 @@ def edges(dtype):
 @QUIET
 def random_values(dtype, count, seed):
     random = np.random.default_rng(seed)
+    if isinstance(dtype, int):
+        return random.choice(edges(dtype), count)
     bits = random.integers(0, 256, (count, dtype.itemsize), dtype=np.uint8).view(dtype).ravel()
     if dtype.kind in "iu":  # small ones too
         return np.where(random.random(count) < 0.3, random.integers(0, 100, count).astype(dtype), bits)
@@ -71,96 +72,25 @@ def same(found, expected):
     np.testing.assert_array_equal(found[~nan].view(f"u{found.itemsize}"), expected[~nan].view(f"u{found.itemsize}"))
 
 
+def run(opcode, type, *inputs, out=None):
+    """The results of an instruction for elements of the inputs, of which two are in a register where the type is a pair."""
+    pairs = type.endswith("x2")
+    if pairs:
+        inputs = [values[: len(values) // 2 * 2].view(U32) for values in inputs]
+    registers = ", ".join(["%a", "%b", "%c", "%e"][: len(inputs)])
+    found = of_each(f"{opcode}.{type} %x, {registers};", *inputs, out=U32 if pairs else out or inputs[0].dtype)
+    return found.view(dtype_of(type)) if pairs else found
+
+
+def dtype_of(type):
+    return DTYPES[type.removesuffix("x2")]
+
+
+def parameters(function):
+    return [*inspect.signature(function).parameters]
+
+
 # ---- integers: the expected value is Python's, which never overflows
-
-QUOTIENT = lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-REMAINDER = lambda a, b: a - b * QUOTIENT(a, b)
-SIGNED, UNSIGNED = ("s16", "s32", "s64"), ("u16", "u32", "u64")
-BITS, INTEGERS = ("b16", "b32", "b64"), SIGNED + UNSIGNED
-INTEGER_TABLE = [
-    ("add", INTEGERS, lambda a, b: a + b),
-    ("sub", INTEGERS, lambda a, b: a - b),
-    ("mul.lo", INTEGERS, lambda a, b: a * b),
-    ("div", INTEGERS, QUOTIENT),
-    ("rem", INTEGERS, REMAINDER),
-    ("min", INTEGERS, min),
-    ("max", INTEGERS, max),
-    ("mad.lo", INTEGERS, lambda a, b, c: a * b + c),
-    ("neg", SIGNED, lambda a: -a),
-    ("abs", SIGNED, abs),
-    ("and", BITS, lambda a, b: a & b),
-    ("or", BITS, lambda a, b: a | b),
-    ("xor", BITS, lambda a, b: a ^ b),
-    ("not", BITS, lambda a: ~a),
-    ("cnot", BITS, lambda a: a == 0),
-    ("mov", ("b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64"), lambda a: a),
-]
-
-
-@pytest.mark.parametrize("name, type, function", [(name, type, function) for name, types, function in INTEGER_TABLE for type in types])
-def test_integers(name, type, function):
-    dtype = DTYPES[type]
-    inputs = operands(
-        *[dtype] * function.__code__.co_argcount if hasattr(function, "__code__") else [dtype] * (1 if function is abs else 2)
-    )
-    if name in ("div", "rem"):
-        inputs = [values[inputs[1] != 0] for values in inputs]
-    found = of_each(f"{name}.{type} %x, {', '.join(('%a', '%b', '%c')[: len(inputs)])};", *inputs, out=dtype)
-    same(found, np.array([wrapped(function(*map(int, row)), dtype) for row in zip(*inputs, strict=True)]))
-
-
-@pytest.mark.parametrize("type", INTEGERS)
-def test_upper_half_of_products(type):
-    dtype = DTYPES[type]
-    a, b, c = operands(dtype, dtype, dtype)
-    high, sum = of_each(f"mul.hi.{type} %x, %a, %b; mad.hi.{type} %y, %a, %b, %c;", a, b, c, out=[dtype, dtype])
-    products = [int(x) * int(y) >> 8 * dtype.itemsize for x, y in zip(a, b, strict=True)]
-    same(high, np.array([wrapped(product, dtype) for product in products]))
-    same(sum, np.array([wrapped(product + int(z), dtype) for product, z in zip(products, c, strict=True)]))
-
-
-@pytest.mark.parametrize("type", ["s16", "u16", "s32", "u32"])
-def test_wide_products(type):
-    dtype, wide = DTYPES[type], DTYPES[type[0] + str(2 * int(type[1:]))]
-    a, b, c = operands(dtype, dtype, wide)
-    product, sum = of_each(f"mul.wide.{type} %x, %a, %b; mad.wide.{type} %y, %a, %b, %c;", a, b, c, out=[wide, wide])
-    products = [int(x) * int(y) for x, y in zip(a, b, strict=True)]
-    same(product, np.array([wrapped(value, wide) for value in products]))
-    same(sum, np.array([wrapped(value + int(z), wide) for value, z in zip(products, c, strict=True)]))
-
-
-@pytest.mark.parametrize("type", ["s16x2", "u16x2"])
-@pytest.mark.parametrize("name, function", [("add", lambda a, b: a + b), ("min", min), ("max", max)])
-def test_pairs_of_integers(name, function, type):
-    half = DTYPES[type[:3]]
-    a, b = (values[: len(values) // 2 * 2] for values in operands(half, half))
-    found = of_each(f"{name}.{type} %x, %a, %b;", a.view(np.uint32), b.view(np.uint32), out=np.uint32)
-    same(found.view(half), np.array([wrapped(function(int(x), int(y)), half) for x, y in zip(a, b, strict=True)]))
-
-
-@pytest.mark.parametrize("type", [*BITS, *SIGNED, *UNSIGNED])
-def test_shifts_also_by_more_than_the_width(type):
-    dtype = DTYPES[type]
-    bits = 8 * dtype.itemsize
-    a, by = (axis.ravel() for axis in np.meshgrid(operands(dtype, count=20)[0], [0, 1, 7, bits - 1, bits, bits + 1, 255, 2**31, 2**32 - 1]))
-    pairs = [(int(x), int(n)) for x, n in zip(a, by, strict=True)]
-    same(
-        of_each(f"shr.{type} %x, %a, %b;", a, by.astype(np.uint32), out=dtype),
-        np.array([wrapped(x >> min(n, 99), dtype) for x, n in pairs]),
-    )
-    if type in BITS:
-        found = of_each(f"shl.{type} %x, %a, %b;", a, by.astype(np.uint32), out=dtype)
-        same(found, np.array([wrapped(x << min(n, 99), dtype) for x, n in pairs]))
-
-
-@pytest.mark.parametrize("mode, count", [("wrap", lambda n: n % 32), ("clamp", lambda n: min(n, 32))])
-def test_funnel_shifts(mode, count):
-    u32 = DTYPES["u32"]
-    low, high, by = operands(u32, u32, u32)
-    left, right = of_each(f"shf.l.{mode}.b32 %x, %a, %b, %c; shf.r.{mode}.b32 %y, %a, %b, %c;", low, high, by, out=[u32, u32])
-    rows = [((int(b) << 32) + int(a), count(int(n))) for a, b, n in zip(low, high, by, strict=True)]
-    same(left, np.array([wrapped(both << n >> 32, u32) for both, n in rows]))
-    same(right, np.array([wrapped(both >> n, u32) for both, n in rows]))
 
 
 def field(value, start, length, bits, signed):
@@ -173,54 +103,66 @@ def field(value, start, length, bits, signed):
     return int(taken.rjust(bits, sign), 2)
 
 
-@pytest.mark.parametrize("type", ["u32", "s32", "u64", "s64"])
-def test_bfe_up_to_and_beyond_the_last_bit(type):
-    dtype = DTYPES[type]
+def inserted(a, b, n, m, bits):
+    """The ISA's text of bfi."""
+    mask = ((1 << m % 256) - 1 << n % 256) % (1 << bits)
+    return b & ~mask | a << n % 256 & mask
+
+
+def selected_bytes(a, b, c):
+    """The ISA's text of prmt: four bits of c choose a byte, or the sign of it."""
+    bytes = (b << 32 | a).to_bytes(8, "little")
+    chosen = [(bytes[c >> 4 * n & 7], c >> 4 * n & 8) for n in range(4)]
+    return sum((255 * (byte >> 7) if sign else byte) << 8 * n for n, (byte, sign) in enumerate(chosen))
+
+
+QUOTIENT = lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+SIGNED, UNSIGNED = ["s16", "s32", "s64"], ["u16", "u32", "u64"]
+BITS, INTEGERS, PAIRS = ["b16", "b32", "b64"], SIGNED + UNSIGNED, ["s16x2", "u16x2"]
+# Opcode, types, and the result of numbers a, b and c of the type, of w of twice its width, and of n and m, which count bits.
+INTEGER_TABLE = [
+    ("add", INTEGERS + PAIRS, lambda a, b: a + b),
+    ("sub", INTEGERS, lambda a, b: a - b),
+    ("mul.lo", INTEGERS, lambda a, b: a * b),
+    ("mul.hi", INTEGERS, lambda a, b, bits: a * b >> bits),
+    ("mul.wide", ["s16", "u16", "s32", "u32"], lambda a, b: a * b),
+    ("mad.lo", INTEGERS, lambda a, b, c: a * b + c),
+    ("mad.wide", ["s16", "u16", "s32", "u32"], lambda a, b, w: a * b + w),
+    ("div", INTEGERS, QUOTIENT),
+    ("rem", INTEGERS, lambda a, b: a - b * QUOTIENT(a, b)),
+    ("min", INTEGERS + PAIRS, lambda a, b: min(a, b)),
+    ("max", INTEGERS + PAIRS, lambda a, b: max(a, b)),
+    ("neg", SIGNED, lambda a: -a),
+    ("abs", SIGNED, lambda a: abs(a)),
+    ("and", BITS, lambda a, b: a & b),
+    ("or", BITS, lambda a, b: a | b),
+    ("xor", BITS, lambda a, b: a ^ b),
+    ("not", BITS, lambda a: ~a),
+    ("mov", BITS + INTEGERS, lambda a: a),
+    ("shl", BITS, lambda a, n: a << min(n, 99)),
+    ("shr", BITS + INTEGERS, lambda a, n: a >> min(n, 99)),
+    ("bfe", ["u32", "u64"], lambda a, n, m, bits: field(a, n % 256, m % 256, bits, False)),
+    ("bfe", ["s32", "s64"], lambda a, n, m, bits: field(a, n % 256, m % 256, bits, True)),
+    ("bfi", ["b32", "b64"], inserted),
+    ("popc", ["b32", "b64"], lambda a: a.bit_count()),
+    ("prmt", ["b32"], selected_bytes),
+]
+
+
+@pytest.mark.parametrize("name, type, function", [(name, type, function) for name, types, function in INTEGER_TABLE for type in types])
+def test_integers(name, type, function):
+    dtype = dtype_of(type)
     bits = 8 * dtype.itemsize
-    places = [0, 1, 5, bits // 2, bits - 1, bits, 255, 256 + 3]
-    grid = np.meshgrid(operands(dtype, count=8)[0], np.array(places, np.uint32), np.array(places, np.uint32))
-    a, start, length = (axis.ravel() for axis in grid)
-    rows = [(int(x), int(n) % 256, int(m) % 256) for x, n, m in zip(a, start, length, strict=True)]
-    found = of_each(f"bfe.{type} %x, %a, %b, %c;", a, start, length, out=dtype)
-    same(found, np.array([wrapped(field(*row, bits, type[0] == "s"), dtype) for row in rows]))
-
-
-@pytest.mark.parametrize("type", ["b32", "b64"])
-def test_bfi_up_to_and_beyond_the_last_bit(type):
-    dtype = DTYPES[type]
-    bits = 8 * dtype.itemsize
-    places = np.array([0, 1, 5, bits // 2, bits - 1, bits, 255, 256 + 3], np.uint32)
-    start, length = (axis.ravel() for axis in np.meshgrid(places, places))
-    a, b = random_values(dtype, len(start), 1), random_values(dtype, len(start), 2)
-    expected = []
-    for x, y, n, m in zip(*(values.tolist() for values in (a, b, start % 256, length % 256)), strict=True):
-        mask = ((1 << m) - 1 << n) % (1 << bits)
-        expected.append(wrapped(y & ~mask | x << n & mask, dtype))
-    same(of_each(f"bfi.{type} %x, %a, %b, %c, %e;", a, b, start, length, out=dtype), np.array(expected))
-
-
-@pytest.mark.parametrize("type", ["b32", "b64"])
-def test_counts_and_the_reverse_of_bits(type):
-    dtype, u32 = DTYPES[type], DTYPES["u32"]
-    bits = 8 * dtype.itemsize
-    (a,) = operands(dtype)
-    count, zeros, turned = of_each(f"popc.{type} %x, %a; clz.{type} %y, %a; brev.{type} %z, %a;", a, out=[u32, u32, dtype])
-    digits = [format(int(x), f"0{bits}b") for x in a]
-    same(count, np.array([text.count("1") for text in digits], u32))
-    same(zeros, np.array([len(text) - len(text.lstrip("0")) for text in digits], u32))
-    same(turned, np.array([int(text[::-1], 2) for text in digits], dtype))
-
-
-def test_prmt_selects_bytes_and_signs():
-    u32 = DTYPES["u32"]
-    a, b, select = (random_values(u32, 500, seed) for seed in range(3))
-    both = np.stack([a, b], axis=1).view(np.uint8)
-    expected = np.zeros((500, 4), np.uint8)
-    for n in range(4):
-        nibble = select >> 4 * n & 15
-        byte = both[np.arange(500), nibble & 7]
-        expected[:, n] = np.where(nibble & 8, np.where(byte >= 128, 255, 0), byte)
-    same(of_each("prmt.b32 %x, %a, %b, %c;", a, b, select, out=u32), expected.view(u32).ravel())
+    wide = DTYPES.get(f"{type[0]}{2 * bits}")
+    names = parameters(function)
+    more = {"bits": bits} if "bits" in names else {}
+    kinds = [{"n": bits, "m": bits, "w": wide}.get(operand, dtype) for operand in names if operand != "bits"]
+    inputs = operands(*kinds)
+    if name in ("div", "rem"):
+        inputs = [values[inputs[1] != 0] for values in inputs]
+    found = run(name, type, *inputs, out={"popc": U32, "mul.wide": wide, "mad.wide": wide}.get(name))
+    expected = np.array([wrapped(function(*map(int, row), **more), found.dtype) for row in zip(*inputs, strict=True)])
+    same(found, expected[: len(found)])
 
 
 @pytest.mark.parametrize("table, function", [
@@ -228,39 +170,35 @@ def test_prmt_selects_bytes_and_signs():
     (0xE8, lambda a, b, c: (a & b) | (a & c) | (b & c)), (0x0F, lambda a, b, c: ~a), (0xCC, lambda a, b, c: b), (0xAA, lambda a, b, c: c),
 ])  # fmt: skip
 def test_lop3(table, function):
-    a, b, c = (random_values(DTYPES["u32"], 300, seed) for seed in range(3))
-    same(of_each(f"lop3.b32 %x, %a, %b, %c, {table};", a, b, c, out=np.uint32), function(a, b, c))
+    a, b, c = operands(U32, U32, U32)
+    same(of_each(f"lop3.b32 %x, %a, %b, %c, {table};", a, b, c, out=U32), function(a, b, c))
 
 
 # ---- comparisons and predicates
 
 COMPARISONS = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
-UNSIGNED_COMPARISONS = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
-COMPARED = [(name, type) for name in COMPARISONS for type in (*INTEGERS, *(BITS if name in ("eq", "ne") else ()))]
+FLOATS = ["f16", "bf16", "f32"]
+COMPARED = [
+    *((name, type) for name in COMPARISONS for type in INTEGERS + BITS * (name in ("eq", "ne"))),
+    *((name, type) for name in (*COMPARISONS, *(name + "u" for name in COMPARISONS), "num", "nan") for type in FLOATS),
+]
 
 
 def as_numbers(*conditions):
     return "".join(f"selp.u32 %{name}, 1, 0, {p};" for name, p in zip("xyzw", conditions, strict=False))
 
 
-@pytest.mark.parametrize("name, type", COMPARED + [(name, type) for name in UNSIGNED_COMPARISONS for type in UNSIGNED])
-def test_comparisons_of_integers(name, type):
-    a, b = operands(DTYPES[type], DTYPES[type])
-    found = of_each(f"setp.{name}.{type} %p1, %a, %b; {as_numbers('%p1')}", a, b, out=np.uint32)
-    same(found, COMPARISONS[UNSIGNED_COMPARISONS[name] if name in UNSIGNED_COMPARISONS else name](a, b).astype(np.uint32))
-
-
-@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f64"])
-@pytest.mark.parametrize("name", [*COMPARISONS, *(name + "u" for name in COMPARISONS), "num", "nan"])
+@pytest.mark.parametrize("name, type", COMPARED)
 @QUIET
-def test_comparisons_of_floats_with_nan(name, type):
+def test_comparisons(name, type):
+    """A NaN is in no relation to anything, or in each with a `u`."""
     a, b = operands(DTYPES[type], DTYPES[type])
     nan = np.isnan(a) | np.isnan(b)
     if name in ("num", "nan"):
         expected = nan == (name == "nan")
     else:
         expected = np.where(nan, name[2:] == "u", COMPARISONS[name[:2]](a, b))
-    same(of_each(f"setp.{name}.{type} %p1, %a, %b; {as_numbers('%p1')}", a, b, out=np.uint32), expected.astype(np.uint32))
+    same(of_each(f"setp.{name}.{type} %p1, %a, %b; {as_numbers('%p1')}", a, b, out=U32), expected.astype(U32))
 
 
 @pytest.mark.parametrize("name, function", [("and", np.logical_and), ("or", np.logical_or), ("xor", np.logical_xor)])
@@ -285,7 +223,7 @@ def test_predicates(name, function):
     same(found, np.array([bool(function(x, y)) for x, y in zip(a, b, strict=True)], np.uint32))
 
 
-@pytest.mark.parametrize("type", [*BITS, *INTEGERS, "f32", "f64"])
+@pytest.mark.parametrize("type", [*BITS, *INTEGERS, "f32"])
 def test_selp(type):
     a, b, c = operands(DTYPES[type], DTYPES[type], DTYPES["u32"])
     same(of_each(f"setp.ne.u32 %p1, %c, 0; selp.{type} %x, %a, %b, %p1;", a, b, c, out=DTYPES[type]), np.where(c != 0, a, b))
@@ -314,7 +252,7 @@ def test_mov_packs_and_unpacks():
 
 
 @pytest.mark.parametrize("type, text, value", [
-    ("f32", "0f3FC00000", np.float32(1.5)), ("f64", "0dBFF8000000000000", np.float64(-1.5)), ("b32", "0x80000000", np.uint32(2**31)),
+    ("f32", "0f3FC00000", np.float32(1.5)), ("b32", "0x80000000", np.uint32(2**31)),
     ("u64", "0xffffffffffffffff", np.uint64(2**64 - 1)), ("s32", "-7", np.int32(-7)), ("b32", "0x5410U", np.uint32(0x5410)),
 ])  # fmt: skip
 def test_constants(type, text, value):
@@ -323,7 +261,8 @@ def test_constants(type, text, value):
 
 # ---- floating point
 
-FORMATS = {F16: (10, -14, 15), BF16: (7, -126, 127), F32: (23, -126, 127), "tf32": (10, -126, 127)}  # mantissa, least and largest exponents
+# Bits of the mantissa, least and largest exponents.
+FORMATS = {F16: (10, -14, 15), BF16: (7, -126, 127), F32: (23, -126, 127), "tf32": (10, -126, 127)}
 AWAY = {  # whether the digit is rounded up, by what is left of it
     "rn": lambda rest, odd, negative: rest > Fraction(1, 2) or (rest == Fraction(1, 2) and odd),
     "rna": lambda rest, odd, negative: rest >= Fraction(1, 2),
@@ -364,21 +303,43 @@ def exactly(function, dtype, *inputs, way="rn"):
 ARITHMETIC = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fma": lambda a, b, c: a * b + c}
 
 
-@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f16x2", "bf16x2"])
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
-def test_float_arithmetic_rounds_once(name, type):
-    dtype = DTYPES[type.removesuffix("x2")]
-    inputs = operands(*[dtype] * ARITHMETIC[name].__code__.co_argcount)
-    if name == "fma":  # a half way between two numbers, and a little more
+@QUIET
+def flushed(values):
+    return np.where(np.abs(values) < np.finfo(F32).tiny, np.copysign(F32.type(0), values), values)
+
+
+def relu(values):
+    return np.where(values <= 0, np.zeros_like(values), values)
+
+
+def saturated(values):
+    return np.where(values > 0, np.minimum(values, values.dtype.type(1)), values.dtype.type(0))
+
+
+SAME = lambda values: values
+HALVES_AND_PAIRS = ["f16", "bf16", "f16x2", "bf16x2"]
+# Opcodes but for their types, and what is done to operands before and to results after what the name says.
+FLOAT_TABLE = [
+    (("add.rn", "sub.rn", "mul.rn", "fma.rn"), [*HALVES_AND_PAIRS, "f32"], SAME, SAME),
+    (("add", "sub", "mul"), [*HALVES_AND_PAIRS, "f32"], SAME, SAME),
+    (("fma.rn.relu",), ["f16", "bf16"], SAME, relu),
+    (("add.rn.ftz", "sub.rn.ftz", "mul.rn.ftz", "fma.rn.ftz"), ["f32"], flushed, flushed),
+    (("add.sat", "mul.sat", "fma.rn.sat"), ["f32"], SAME, saturated),
+]
+FLOAT_ROWS = [(name, type, before, after) for names, types, before, after in FLOAT_TABLE for name in names for type in types]
+
+
+@pytest.mark.parametrize("name, type, before, after", FLOAT_ROWS)
+@QUIET
+def test_float_arithmetic_rounds_once(name, type, before, after):
+    dtype, function = dtype_of(type), ARITHMETIC[name[:3]]
+    inputs = operands(*[dtype] * len(parameters(function)))
+    if name == "fma.rn":  # a half way between two numbers, and a little more
         eps, little = float(ml_dtypes.finfo(dtype).eps), float(ml_dtypes.finfo(dtype).smallest_subnormal)
         hard = [(1 + eps, 1 + eps / 2, little), (1 + eps, 1.5, -little), (1 + 3 * eps, 1.5, little), (1 + eps, -1.5, little)]
-        inputs = [
-            np.concatenate([values, np.array(column).astype(dtype)]) for values, column in zip(inputs, zip(*hard, strict=True), strict=True)
-        ]
+        inputs = [np.concatenate([values, column.astype(dtype)]) for values, column in zip(inputs, np.array(hard).T, strict=True)]
     inputs = [values[: len(values) // 2 * 2] for values in inputs]
-    packed = [values.view(np.uint32) for values in inputs] if type.endswith("x2") else inputs
-    found = of_each(f"{name}.rn.{type} %x, {', '.join(['%a', '%b', '%c'][: len(inputs)])};", *packed, out=packed[0].dtype).view(dtype)
-    same(found, exactly(ARITHMETIC[name], dtype, *inputs))
+    same(run(name, type, *inputs), after(exactly(function, dtype, *map(before, inputs))))
 
 
 @QUIET
@@ -400,128 +361,59 @@ def test_copysign():
     same(of_each("copysign.f32 %x, %a, %b;", a, b, out=F32), np.copysign(b, a))
 
 
-@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f16x2", "bf16x2"])
-@pytest.mark.parametrize("name", ["add", "sub", "mul"])
-def test_arithmetic_without_a_rounding_is_to_nearest(name, type):
-    dtype = DTYPES[type.removesuffix("x2")]
-    a, b = (values[:300] for values in operands(dtype, dtype))
-    packed = [values.view(np.uint32) if type.endswith("x2") else values for values in (a, b)]
-    found = of_each(f"{name}.{type} %x, %a, %b;", *packed, out=packed[0].dtype).view(dtype)
-    same(found, exactly(ARITHMETIC[name], dtype, a, b))
-
-
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
-@QUIET
-def test_arithmetic_of_f64(name):
-    a, b = operands(F64, F64)
-    expected = {"add": a + b, "sub": a - b, "mul": a * b, "div": a / b}[name]
-    same(of_each(f"{name}.rn.f64 %x, %a, %b;", a, b, out=F64), expected)
-
-
-@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f64", "f16x2", "bf16x2"])
+@pytest.mark.parametrize("type", [*FLOATS, "f16x2", "bf16x2"])
 @QUIET
 def test_min_and_max_pass_nan_by_and_know_the_sign_of_zero(type):
-    dtype = DTYPES[type.removesuffix("x2")]
-    a, b = (values[: len(values) // 2 * 2] for values in operands(dtype, dtype))
-    packed = [values.view(np.uint32) if type.endswith("x2") else values for values in (a, b)]
-    found = of_each(f"min.{type} %x, %a, %b; max.{type} %y, %a, %b;", *packed, out=[packed[0].dtype] * 2)
+    a, b = (values[: len(values) // 2 * 2] for values in operands(dtype_of(type), dtype_of(type)))
     first = np.array([y != y or x < y or (x == y and math.copysign(1, x) < 0) for x, y in zip(a.astype(F64), b.astype(F64), strict=True)])
     first &= ~np.isnan(a)
     first |= np.isnan(b)
-    same(found[0].view(dtype), np.where(first, a, b))
-    same(found[1].view(dtype), np.where(np.isnan(b), a, np.where(np.isnan(a), b, np.where(first, b, a))))
+    same(run("min", type, a, b), np.where(first, a, b))
+    same(run("max", type, a, b), np.where(np.isnan(b), a, np.where(np.isnan(a), b, np.where(first, b, a))))
 
 
-@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("type", FLOATS)
 @QUIET
 def test_neg_and_abs(type):
     (a,) = operands(DTYPES[type])
-    minus, size = of_each(f"neg.{type} %x, %a; abs.{type} %y, %a;", a, out=[DTYPES[type]] * 2)
-    same(minus, -a)
-    same(size, np.abs(a))
-
-
-@pytest.mark.parametrize("type", ["f16", "bf16"])
-@QUIET
-def test_relu_makes_negative_sums_zero_and_keeps_nan(type):
-    a, b, c = operands(*[DTYPES[type]] * 3)
-    expected = exactly(ARITHMETIC["fma"], DTYPES[type], a, b, c)
-    found = of_each(f"fma.rn.relu.{type} %x, %a, %b, %c;", a, b, c, out=DTYPES[type])
-    same(found, np.where(expected <= 0, np.zeros_like(expected), expected))
-
-
-@QUIET
-def flushed(values):
-    return np.where(np.abs(values) < np.finfo(F32).tiny, np.copysign(F32.type(0), values), values)
-
-
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
-@QUIET
-def test_ftz_makes_subnormal_operands_and_results_zero(name):
-    inputs = operands(*[F32] * ARITHMETIC[name].__code__.co_argcount)
-    found = of_each(f"{name}.rn.ftz.f32 %x, {', '.join(['%a', '%b', '%c'][: len(inputs)])};", *inputs, out=F32)
-    same(found, flushed(exactly(ARITHMETIC[name], F32, *map(flushed, inputs))))
+    same(run("neg", type, a), -a)
+    same(run("abs", type, a), np.abs(a))
 
 
 @QUIET
 def test_ftz_of_comparisons():
     a, b = operands(F32, F32)
     expected = flushed(a) < flushed(b)
-    same(of_each(f"setp.lt.ftz.f32 %p1, %a, %b; {as_numbers('%p1')}", a, b, out=np.uint32), expected.astype(np.uint32))
+    same(of_each(f"setp.lt.ftz.f32 %p1, %a, %b; {as_numbers('%p1')}", a, b, out=U32), expected.astype(U32))
 
 
-@pytest.mark.parametrize("name", ["add", "mul", "fma"])
-@QUIET
-def test_sat_is_between_zero_and_one_and_never_nan(name):
-    inputs = operands(*[F32] * ARITHMETIC[name].__code__.co_argcount)
-    found = of_each(f"{name}.sat.f32 %x, {', '.join(['%a', '%b', '%c'][: len(inputs)])};".replace("fma.", "fma.rn."), *inputs, out=F32)
-    expected = exactly(ARITHMETIC[name], F32, *inputs)
-    same(found, np.where(expected > 0, np.minimum(expected, F32.type(1)), F32.type(0)))
-
-
-FUNCTIONS = [  # opcode, function, largest relative error by the ISA (0: rounded to nearest)
-    ("sqrt.rn.f32", np.sqrt, 0), ("rcp.rn.f32", lambda x: 1 / x, 0), ("sqrt.approx.f32", np.sqrt, 2**-22),
-    ("rcp.approx.f32", lambda x: 1 / x, 2**-22), ("rsqrt.approx.f32", lambda x: 1 / np.sqrt(x), 2**-21),
-    ("ex2.approx.f32", np.exp2, 2**-21), ("tanh.approx.f32", np.tanh, 2**-10),
+FUNCTIONS = [  # opcode, function, largest error by the ISA, and whether it is relative
+    ("sqrt.rn", np.sqrt, 0, True), ("rcp.rn", lambda x: 1 / x, 0, True), ("sqrt.approx", np.sqrt, 2**-22, True),
+    ("rcp.approx", lambda x: 1 / x, 2**-22, True), ("rsqrt.approx", lambda x: 1 / np.sqrt(x), 2**-21, True),
+    ("ex2.approx", np.exp2, 2**-21, True), ("tanh.approx", np.tanh, 2**-10, True), ("lg2.approx", np.log2, 2**-22, False),
 ]  # fmt: skip
+FUNCTIONS += [(f"{name}.ftz", *rest) for name, *rest in FUNCTIONS[:6]]  # the last two have none
 
 
-@pytest.mark.parametrize("ftz", [False, True], ids=["", "ftz"])
-@pytest.mark.parametrize("opcode, function, error", FUNCTIONS)
+@pytest.mark.parametrize("opcode, function, error, relative", FUNCTIONS)
 @QUIET
-def test_functions(opcode, function, error, ftz):
+def test_functions(opcode, function, error, relative):
     (a,) = operands(F32)
-    if ftz:
-        opcode = opcode.replace(".f32", ".ftz.f32")
-    expected = function((flushed(a) if ftz else a).astype(F64)).astype(F32)
-    expected = flushed(expected) if ftz else expected
-    if "tanh" in opcode and ftz:
-        return  # there is none
-    found = of_each(f"{opcode} %x, %a;", a, out=F32)
-    close = np.abs(found - expected) <= error * np.abs(expected) if error else found.view(np.uint32) == expected.view(np.uint32)
-    assert np.all((np.isnan(found) & np.isnan(expected)) | (found == expected) & (np.signbit(found) == np.signbit(expected)) | close)
+    flush = flushed if "ftz" in opcode else SAME
+    expected = flush(function(flush(a).astype(F64)).astype(F32))
+    found = run(opcode, "f32", a)
+    close = np.abs(found - expected) <= error * np.maximum(np.abs(expected), 0 if relative else 1)
+    equal = (found == expected) & ((np.signbit(found) == np.signbit(expected)) | (not relative))
+    assert np.all((np.isnan(found) & np.isnan(expected)) | equal | close & (error > 0))
 
 
-@QUIET
-def test_lg2():
-    (a,) = operands(F32)
-    expected = np.log2(a.astype(F64))
-    found = of_each("lg2.approx.f32 %x, %a;", a, out=F32)
-    assert np.all(
-        (np.isnan(found) & np.isnan(expected))
-        | (found == expected)
-        | (np.abs(found - expected) <= 2**-22 * np.maximum(1, np.abs(expected)))
-    )
-
-
-@pytest.mark.parametrize("opcode, ulps", [("div.rn.f32", 0), ("div.full.f32", 2), ("div.approx.f32", 2)])
+@pytest.mark.parametrize("opcode, ulps", [("div.rn", 0), ("div.full", 2), ("div.approx", 2)])
 @QUIET
 def test_division(opcode, ulps):
-    a, b = (np.abs(values[np.isfinite(values)]) for values in (random_values(F32, 900, seed) for seed in range(2)))
-    a, b = (values[:700] for values in (a, np.clip(b, 2.0**-60, 2.0**60)))
+    a, b = (np.abs(values[np.isfinite(values)])[:700] for values in (random_values(F32, 900, seed) for seed in range(2)))
+    b = np.clip(b, 2.0**-60, 2.0**60)
     expected = (a.astype(F64) / b.astype(F64)).astype(F32)
-    found = of_each(f"{opcode} %x, %a, %b;", a, b, out=F32)
-    assert np.max(np.abs(found.view(np.int32) - expected.view(np.int32))) <= ulps
+    assert np.max(np.abs(run(opcode, "f32", a, b).view(np.int32) - expected.view(np.int32))) <= ulps
 
 
 # ---- conversions
@@ -626,15 +518,11 @@ def test_what_was_an_8_bit_float_from_f16_to_bf16():
 WIDTHS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
 
 
-@pytest.mark.parametrize("sat", ["", ".sat"])
 @pytest.mark.parametrize("origin", WIDTHS)
-def test_integers_to_integers(origin, sat):
+def test_integers_to_integers(origin):
     (a,) = operands(DTYPES[origin])
     for type in WIDTHS:
-        dtype = DTYPES[type]
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-        expected = [min(max(int(x), low), high) if sat else int(x) for x in a]
-        same(of_each(f"cvt{sat}.{type}.{origin} %x, %a;", a, out=dtype), np.array([wrapped(x, dtype) for x in expected]))
+        same(of_each(f"cvt.{type}.{origin} %x, %a;", a, out=DTYPES[type]), np.array([wrapped(x, DTYPES[type]) for x in a]))
 
 
 @pytest.mark.parametrize("type", ["s8", "u8", "s16", "u16"])
@@ -655,14 +543,13 @@ def test_integers_to_floats(origin):
         for way in ("rn", "rz", "rm", "rp") if type == "f32" else ("rn",):
             expected = np.array([rounded(Fraction(int(x)), DTYPES[type], way) for x in a]).astype(DTYPES[type])
             same(of_each(f"cvt.{way}.{type}.{origin} %x, %a;", a, out=DTYPES[type]), expected)
-    same(of_each(f"cvt.rn.f64.{origin} %x, %a;", a, out=F64), a.astype(F64))
 
 
 WHOLE = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
 
 
 @pytest.mark.parametrize("way", WHOLE)
-@pytest.mark.parametrize("origin", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("origin", FLOATS)
 @QUIET
 def test_floats_to_integers(origin, way):
     (a,) = operands(DTYPES[origin])
@@ -670,7 +557,7 @@ def test_floats_to_integers(origin, way):
     for type in WIDTHS:
         dtype = DTYPES[type]
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-        nan = 1 << 8 * dtype.itemsize - 1 if origin == "f64" or dtype.itemsize == 8 else 0
+        nan = 1 << 63 if dtype.itemsize == 8 else 0
         found = of_each(f"cvt.{way}.{type}.{origin} %x, %a;", a, out=dtype)
         expected = [
             nan if math.isnan(x) else (high if x > 0 else low) if math.isinf(x) else min(max(WHOLE[way](x), low), high) for x in a.tolist()
@@ -679,24 +566,11 @@ def test_floats_to_integers(origin, way):
 
 
 @pytest.mark.parametrize("way, function", [("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)])
-@pytest.mark.parametrize("type", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("type", ["f32", "f16"])
 @QUIET
 def test_floats_to_whole_numbers(type, way, function):
     (a,) = operands(DTYPES[type])
     same(of_each(f"cvt.{way}.{type}.{type} %x, %a;", a, out=DTYPES[type]), function(a))
-
-
-@pytest.mark.parametrize("way", ["rn", "rz", "rm", "rp"])
-@QUIET
-def test_f64_to_f32_and_back(way):
-    (a,) = operands(F64)
-    a = np.concatenate([a, edges(F32).astype(F64) * (1 + 2.0**-30), edges(F32).astype(F64) * (1 - 2.0**-30)])
-    expected = a.astype(F32)
-    finite = np.isfinite(a)
-    expected[finite] = [rounded(Fraction(float(x)), F32, way) or math.copysign(0, x) for x in a[finite]]
-    narrow, wide = of_each(f"cvt.{way}.f32.f64 %x, %a; cvt.f64.f32 %y, %x;", a, out=[F32, F64])
-    same(narrow, expected)
-    same(wide, expected.astype(F64))
 
 
 @pytest.mark.parametrize(
@@ -705,14 +579,7 @@ def test_f64_to_f32_and_back(way):
 @QUIET
 def test_saturated_floats(opcode, origin, type):
     (a,) = operands(origin)
-    expected = np.where(a > 0, np.minimum(a, origin.type(1)), origin.type(0)).astype(type)
-    same(of_each(f"{opcode} %x, %a;", a, out=type), expected)
-
-
-@QUIET
-def test_ftz_of_conversions():
-    a = np.concatenate([edges(F32), random_values(F32, 300, 1)])
-    same(of_each("cvt.ftz.f64.f32 %x, %a;", a, out=F64), flushed(a).astype(F64))
+    same(of_each(f"{opcode} %x, %a;", a, out=type), saturated(a).astype(type))
 
 
 @pytest.mark.parametrize("opcode", ["add.cc.u32 %x, %a, %b", "cvt.rn.f16.e4m3 %x, %a", "sin.approx.f32 %x, %a", "min.NaN.f32 %x, %a, %b"])

@@ -6,8 +6,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import EARLY, LATE, Input, Output
-from snippets import launch
+from interpreter import LATE, Input, Output
+from snippets import both, launch
 
 RNG = np.random.default_rng(0)
 DTYPES = {
@@ -21,7 +21,6 @@ DTYPES = {
     "u8": np.uint8,
     "s32": np.int32,
 }
-both = pytest.mark.parametrize("late", [LATE, EARLY], ids=["late", "early"])
 
 
 def some(shape, type, most=4):

@@ -8,14 +8,14 @@ import subprocess
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import EARLY, LATE, Array, Input, Module, Output, map_bytes, tensor_map
+from interpreter import Array, Input, Module, Output, map_bytes, tensor_map
 from opcodes import untested
+from snippets import both
 
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 RNG = np.random.default_rng(0)
 
 pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc here")
-both = pytest.mark.parametrize("late", [LATE, EARLY], ids=["late", "early"])
 
 
 @functools.cache

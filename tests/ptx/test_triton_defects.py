@@ -10,7 +10,7 @@ import pytest
 import test_conv
 import test_depthwise
 import test_matmul
-from defects import TWICE, WRONG, planted, said
+from defects import TWICE, WRONG, planted, rows, said
 from interpreter import Module
 from triton_kernels import Call, call, skip_without_compiler
 
@@ -51,80 +51,57 @@ CALLS = {
 RACE = "race|nothing has written|under way"
 OUTSIDE = "outside of all arrays"
 SIZE = r"selp\.b32\s+(%r\d+), 16, 0, %p\d+;"  # bytes of a copy: 16, or none
-UNFENCED = "no fence.proxy.async follows the write"
+ARRIVING, PENDING_SUMS = "into which a copy is under way", "which a wgmma under way writes"
+BARRIER = r"bar\.sync\s+0;"
 WAIT = r"(cp\.async\.wait_group\s+)2;"
 WGMMA = r"wgmma\.mma_async[^{]*\{[^}]*\}, "
 
-# call, what is replaced, by what, which of the places (None: all), what is said
+# What is replaced, by what, what is said, and in which calls, with a number if it is in one of several places.
 DEFECTS = {
-    "copies are not waited for": ("mma", WAIT, "", None, "reads shared memory at .* into which a copy is under way"),
-    "a copy too few is waited for": ("mma", WAIT, r"\g<1>3;", None, "reads shared memory at .* into which a copy is under way"),
-    "a stage is filled again too early": ("mma", WAIT, r"\g<1>4;", None, "into which a copy is under way"),
-    "a group of copies is not committed": ("mma", r"cp\.async\.commit_group;", "", -1, "into which a copy is under way"),
-    "no barrier behind the wait": ("mma", r"bar\.sync\s+0;", "", 0, RACE),
-    "no barriers in the loop": ("mma", r"bar\.sync\s+0;", "", None, RACE),
-    "a factor is not transposed": ("mma", r"(ldmatrix\S*x4)\.trans", r"\1", None, WRONG),
-    "swapped registers of a factor": ("mma", r"(mma\.sync\S* \{[^}]*\}, \{ )(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
-    "a product is not added": ("mma", r"(mma\.sync[^;]*\}, )\{[^}]*\};", rf"\1{{{', '.join(4 * ['0f00000000'])}}};", 3, WRONG),
-    "rows beyond the matrix are loaded": ("mma", SIZE, r"mov.b32 \1, 16;", None, f"reads {OUTSIDE}"),
-    "rows beyond the matrix are stored": ("mma", r"@%p\d+ (st\.global)", r"\1", None, f"writes {OUTSIDE}|{TWICE}"),
-    "a store is shifted": ("mma", r"(st\.global\S* \[ %rd\d+ \+) 0", r"\1 16", 1, f"race: writes byte|{TWICE}"),
-    "an unaligned load": ("odd", r"(ld\.global\.b16 \{ \S+ \}, \[ %rd\d+ \+) 0", r"\1 1", 3, "is no multiple of 2"),
-    "a number beside the matrix is loaded": ("odd", r"@%p\d+ (ld\.global)", r"\1", None, f"reads {OUTSIDE}"),
-    "a number beside the matrix is stored": ("odd", r"@%p\d+ (st\.global)", r"\1", None, f"{OUTSIDE}|{TWICE}"),
-    "a number is put in its neighbour's place": ("odd", r"(st\.shared\.b16\s+\[%r\d+)\]", r"\1+2]", 0, f"{WRONG}|race|nothing has written"),
-    "a stage is filled while wgmma reads it": ("wgmma", r"wgmma\.wait_group\S* 1;", "", None, "under way still reads"),
-    "wgmma: a stage is filled too early": ("wgmma", r"(wgmma\.wait_group\S*) 1;", r"\1 2;", None, "under way still reads"),
-    "sums are read early": ("wgmma", r"(wgmma\.wait_group\S*) 0;", r"\1 1;", None, "which a wgmma under way writes"),
-    "a wgmma that no group has": ("wgmma", r"wgmma\.commit_group\S*;", "", None, "under way"),
-    "no fence before wgmma": ("wgmma", r"wgmma\.fence\S*;", "", None, "no wgmma.fence precedes"),
-    "no fence between the proxies": ("wgmma", r"fence\.proxy\.async\S*;", "", None, UNFENCED),
-    "wgmma: no barrier behind the wait": ("wgmma", r"bar\.sync\s+0;", "", 0, RACE),
-    "wgmma: no barrier before a stage is filled": ("wgmma", r"bar\.sync\s+0;", "", 1, RACE),
-    "wgmma: copies are not waited for": ("wgmma", WAIT, r"\g<1>3;", None, "into which a copy is under way"),
-    "swapped factors": ("wgmma", rf"({WGMMA})(%rd\d+), (%rd\d+)", r"\1\3, \2", None, WRONG),
-    "a wgmma is left out": ("wgmma", rf"{WGMMA}[^;]*;", "", 2, WRONG),
-    "old sums are not added": ("wgmma", rf"({WGMMA}%rd\d+, %rd\d+), %p\d+", r"\1, 0", 1, WRONG),
-    "a step in memory is twice as long": (
-        "wgmma",
-        r"(add\.s64\s+%rd\d+, %rd\d+), 128;",
-        r"\1, 256;",
-        None,
-        f"{OUTSIDE}|{WRONG}",
-    ),
-    "the depth's edge is a step late": ("wgmma", r"(setp\.lt\.u32\s+%p\d+, %r\d+), 208;", r"\1, 272;", None, OUTSIDE),
-    "a turned factor: no fence between the proxies": (
-        "turned",
-        r"fence\.proxy\.async\S*;",
-        "",
-        None,
-        "no fence.proxy.async follows the write",
-    ),
-    "a turned factor: no barriers": ("turned", r"bar\.sync\s+0;", "", None, RACE),
-    "blocks' sums are added before they are there": ("fp8", r"wgmma\.wait_group\S* 0;", "", None, "which a wgmma under way writes"),
-    "both splits write to one place": ("splits", r"(st\.global\S* \[ )%rd\d+", r"\1%rd3", None, f"race: writes byte|{TWICE}"),
-    "padding is loaded": ("strided", SIZE, r"mov.b32 \1, 16;", None, f"{OUTSIDE}|{WRONG}"),
-    "filter gradient: sums are read early": ("wgrad", r"wgmma\.wait_group\S* 0;", "", None, "which a wgmma under way writes"),
+    "copies are not waited for": (WAIT, "", f"reads shared memory at .* {ARRIVING}", "mma"),
+    "a copy too few is waited for": (WAIT, r"\g<1>3;", f"reads shared memory at .* {ARRIVING}", "mma"),
+    "a stage is filled again too early": (WAIT, r"\g<1>4;", ARRIVING, "mma"),
+    "a group of copies is not committed": (r"cp\.async\.commit_group;", "", ARRIVING, "mma #-1"),
+    "wgmma: a copy too few is waited for": (WAIT, r"\g<1>3;", ARRIVING, "wgmma"),
+    "no barrier behind the wait": (BARRIER, "", RACE, "mma #0, wgmma #0"),
+    "no barrier before a stage is filled": (BARRIER, "", RACE, "wgmma #1"),
+    "no barriers": (BARRIER, "", RACE, "mma, turned, depthwise wgrad"),
+    "no barrier before the second sum": (BARRIER, "", "race", "depthwise wgrad #1"),
+    "a factor is not transposed": (r"(ldmatrix\S*x4)\.trans", r"\1", WRONG, "mma"),
+    "swapped registers of a factor": (r"(mma\.sync\S* \{[^}]*\}, \{ )(%r\d+), (%r\d+)", r"\1\3, \2", WRONG, "mma"),
+    "a product is not added": (r"(mma\.sync[^;]*\}, )\{[^}]*\};", rf"\1{{{', '.join(4 * ['0f00000000'])}}};", WRONG, "mma #3"),
+    "rows beyond the matrix are loaded": (SIZE, r"mov.b32 \1, 16;", f"reads {OUTSIDE}", "mma"),
+    "rows beyond the matrix are stored": (r"@%p\d+ (st\.global)", r"\1", f"writes {OUTSIDE}|{TWICE}", "mma"),
+    "a store is shifted": (r"(st\.global\S* \[ %rd\d+ \+) 0", r"\1 16", f"race: writes byte|{TWICE}", "mma #1"),
+    "an unaligned load": (r"(ld\.global\.b16 \{ \S+ \}, \[ %rd\d+ \+) 0", r"\1 1", "is no multiple of 2", "odd #3"),
+    "a number beside the matrix is loaded": (r"@%p\d+ (ld\.global)", r"\1", f"reads {OUTSIDE}", "odd"),
+    "a number beside the matrix is stored": (r"@%p\d+ (st\.global)", r"\1", f"{OUTSIDE}|{TWICE}", "odd"),
+    "a number is put in its neighbour's place": (r"(st\.shared\.b16\s+\[%r\d+)\]", r"\1+2]", f"{WRONG}|race|nothing has written", "odd #0"),
+    "a stage is filled while wgmma reads it": (r"wgmma\.wait_group\S* 1;", "", "under way still reads", "wgmma"),
+    "a stage is filled too early": (r"(wgmma\.wait_group\S*) 1;", r"\1 2;", "under way still reads", "wgmma"),
+    "sums are read a group early": (r"(wgmma\.wait_group\S*) 0;", r"\1 1;", PENDING_SUMS, "wgmma"),
+    "sums are read early": (r"wgmma\.wait_group\S* 0;", "", PENDING_SUMS, "fp8, wgrad"),
+    "a wgmma that no group has": (r"wgmma\.commit_group\S*;", "", "under way", "wgmma"),
+    "no fence before wgmma": (r"wgmma\.fence\S*;", "", "no wgmma.fence precedes", "wgmma"),
+    "no fence between the proxies": (r"fence\.proxy\.async\S*;", "", "no fence.proxy.async follows the write", "wgmma, turned"),
+    "swapped factors": (rf"({WGMMA})(%rd\d+), (%rd\d+)", r"\1\3, \2", WRONG, "wgmma"),
+    "a wgmma is left out": (rf"{WGMMA}[^;]*;", "", WRONG, "wgmma #2"),
+    "old sums are not added": (rf"({WGMMA}%rd\d+, %rd\d+), %p\d+", r"\1, 0", WRONG, "wgmma #1"),
+    "a step in memory is twice as long": (r"(add\.s64\s+%rd\d+, %rd\d+), 128;", r"\1, 256;", f"{OUTSIDE}|{WRONG}", "wgmma"),
+    "the depth's edge is a step late": (r"(setp\.lt\.u32\s+%p\d+, %r\d+), 208;", r"\1, 272;", OUTSIDE, "wgmma"),
+    "both splits write to one place": (r"(st\.global\S* \[ )%rd\d+", r"\1%rd3", f"race: writes byte|{TWICE}", "splits"),
+    "padding is loaded": (SIZE, r"mov.b32 \1, 16;", f"{OUTSIDE}|{WRONG}", "strided"),
     "sums are computed behind the fence": (
-        "one step",
         r"(wgmma\.fence[^@]*?)mov\.b32\s+(%r\d+), (%r\d+);",
         r"\1add.s32 \2, \3, 0;",
-        None,
         "was written since the last wgmma.fence",
+        "one step",
     ),
-    "depthwise: places beside the line are loaded": ("depthwise", r"@%p\d+ (ld\.global)", r"\1", None, f"{OUTSIDE}|{WRONG}"),
-    "depthwise: places beside the result are stored": ("depthwise", r"@%p\d+ (st\.global)", r"\1", None, f"race: writes byte|{TWICE}"),
-    "depthwise: a product is not added": (
-        "depthwise",
-        r"fma\.rn\.f32\s+(%r\d+), (%r\d+), (%r\d+), %r\d+;",
-        r"mul.f32 \1, \2, \3;",
-        4,
-        WRONG,
-    ),
-    "no barriers between sums of warps": ("depthwise wgrad", r"bar\.sync\s+0;", "", None, RACE),
-    "no barrier before the second sum": ("depthwise wgrad", r"bar\.sync\s+0;", "", 1, "race"),
-    "sums of the wrong lanes": ("depthwise wgrad", r"(shfl\.sync\.bfly\S*\s+%r\d+, %r\d+,) 16", r"\1 4", None, WRONG),
-    "the result of the wrong lane": ("depthwise wgrad", r"(shfl\.sync\.idx\S*\s+%r\d+, %r\d+), %r\d+", r"\1, 1", None, WRONG),
+    "places beside the line are loaded": (r"@%p\d+ (ld\.global)", r"\1", f"{OUTSIDE}|{WRONG}", "depthwise"),
+    "places beside the result are stored": (r"@%p\d+ (st\.global)", r"\1", f"race: writes byte|{TWICE}", "depthwise"),
+    "a tap is not added": (r"fma\.rn\.f32\s+(%r\d+), (%r\d+), (%r\d+), %r\d+;", r"mul.f32 \1, \2, \3;", WRONG, "depthwise #4"),
+    "sums of the wrong lanes": (r"(shfl\.sync\.bfly\S*\s+%r\d+, %r\d+,) 16", r"\1 4", WRONG, "depthwise wgrad"),
+    "the result of the wrong lane": (r"(shfl\.sync\.idx\S*\s+%r\d+, %r\d+), %r\d+", r"\1, 1", WRONG, "depthwise wgrad"),
 }
 
 
@@ -133,10 +110,9 @@ def made(name) -> Call:
     return CALLS[name]()
 
 
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_planted_defect_is_found(name):
-    of, pattern, replacement, which, wanted = DEFECTS[name]
-    call = made(of)
+@pytest.mark.parametrize("name, pattern, replacement, which, wanted", rows(DEFECTS))
+def test_a_planted_defect_is_found(name, pattern, replacement, which, wanted):
+    call = made(name)
     broken = Module(planted(call.ptx, call.problem.name, pattern, replacement, which))
     operands = call.operands(integers=True)
     assert re.search(wanted, said(lambda late: call.check(call.execute(operands, late, broken), operands, integers=True)))
