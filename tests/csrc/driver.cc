@@ -2,9 +2,10 @@
 //
 //     driver REQUEST RESPONSE
 //
-// A request is a number of calls.  A call is a line of words, which `ReadCall` takes in their order, and the bytes of its operands; its reply
-// is a line of JSON and the bytes of its results.  Every array is an allocation of its own, of exactly its size, for AddressSanitizer;
-// results start as NaN; a call runs with three orders of threads, which must give the same bits.  A dry one has no arrays and runs no block.
+// A request is a number of calls.  A call is a line of words, which `ReadCall` takes in their order, and the bytes of its operands; its
+// reply is a line of JSON and the bytes of its results.  Every array is an allocation of its own, of exactly its size, for
+// AddressSanitizer; results start as NaN; a call runs with three orders of threads, which must give the same bits.  A dry one has no arrays
+// and runs no block.
 #include <sys/mman.h>
 
 #include <deque>
@@ -16,7 +17,7 @@
 #include <vector>
 
 #include "common/family.h"
-#include "stand_ins.h"
+#include "simt_mma.h"
 
 namespace {
 

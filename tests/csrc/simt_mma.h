@@ -26,9 +26,9 @@ namespace jaxext {
 
 // Kernels with Hopper's instructions are not run: their launches are noted.
 Status NoteWide(const weight_only::Plan& plan, const WeightOnlyOperands&, void*, LaunchStream) {
-  simt::launched = {"WideWeightOnlyKernel<" + std::to_string(plan.bits) + ", " + std::to_string(plan.tiles) + ", " +
-                        std::to_string(plan.columns) + ">()",
-                    {static_cast<unsigned>(plan.grid)}};
+  simt::launched = {
+      "WideWeightOnlyKernel<" + std::to_string(plan.bits) + ", " + std::to_string(plan.tiles) + ", " + std::to_string(plan.columns) + ">()",
+      {static_cast<unsigned>(plan.grid)}};
   return {};
 }
 
