@@ -9,22 +9,32 @@ import dataclasses
 import functools
 import itertools
 import json
-import math
 import pathlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import simt_weight_only
-from simt_causal import operand_shapes, result_shapes
+from cuda_cases import (  # noqa: F401
+    BYTES,
+    EPILOGUE,
+    FAMILIES,
+    LONG,
+    SLOTS,
+    Arrays,
+    Case,
+    add_epilogue,
+    causal,
+    conv,
+    in_parts,
+    numbers_of,
+    weight_only,
+)
 
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_weight_only
-from jaxext.backends.problems import DTYPES
-from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
+from jaxext.backends.cuda import cuda_binding
 
 TESTS = pathlib.Path(__file__).parent
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
@@ -37,8 +47,6 @@ from jaxext import _cuda_module  # noqa: E402
 
 OK, INVALID, INTERNAL = range(3)  # jaxext::Status
 CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int32"]  # jaxext::Dtype
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}
-SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
 SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
 RAGGED_SLOTS = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}
 RAGGED_SHAPES = {"x": "BPRMK", "w": "BGKN", "y": "BPRMN"}
@@ -59,33 +67,6 @@ WIDE_WEIGHT_ONLYS = _cuda_module.kernels("weight_only")
 WEIGHT_ONLYS = [dict(operands=dtype, bits=bits) for dtype in ("bf16", "fp16") for bits in (4, 8)]
 CAUSALS = [dict(role=role, operands=dtype) for role in ("forward", "backward") for dtype in ("fp32", "bf16", "fp16")]
 SCHEMA = _cuda_module.schema()
-LONG = {short: dtype for dtype, short in DTYPES.items()}
-FAMILIES = ("matmul", "pieces", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
-Arrays = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A call of a target: a name in the module's schema, its attributes, and its arrays."""
-
-    target: str
-    attributes: Mapping[str, Any]
-    operands: Arrays
-    results: Arrays
-
-    @property
-    def family(self) -> str:
-        return next((family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family)), "")
-
-    @property
-    def addresses(self) -> dict[str, int]:
-        """Array -> address: far apart, and aligned to no more than the kernels want."""
-        arrays = {**self.operands, **self.results}
-        return {name: (i << 44) + (4 if dtype == "int32" else 16) for i, (name, (dtype, _)) in enumerate(arrays.items(), 1)}
-
-    @property
-    def bytes(self) -> dict[str, int]:
-        return {name: BYTES[dtype] * math.prod(shape) for name, (dtype, shape) in {**self.operands, **self.results}.items()}
 
 
 @functools.cache
@@ -144,10 +125,6 @@ def _config(row, names, splits=None) -> dict[str, int]:
     return {name: row[name] for name in names.split()} | ({} if splits is None else {"splits": splits})
 
 
-def _in_parts(shape, splits):
-    return (splits, *shape) if splits > 1 else shape
-
-
 # Cases: a row, and a problem that it takes.
 
 
@@ -157,30 +134,12 @@ def matmul(row, B, M, N, K, splits=1, epilogue: tuple[int, Sequence[str]] | None
     first, second, open_ = (tuple(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]])
     names = SLOTS[row["role"]]
     operands = {names[0]: (row["operands"], first), names[1]: (row["operands"], second)}
-    result = (row["result"], _in_parts(open_, splits))
+    result = (row["result"], in_parts(open_, splits))
     attributes = sizes | _config(row, "tile_m tile_n tile_k cluster_m pingpong", splits)
     if not row["fused"]:
         return Case(f"matmul_{row['role']}", attributes, operands, {names[2]: result})
     activation, slots = epilogue or (3, EPILOGUE)
     return add_epilogue(Case("linear", attributes, operands, {names[2]: result}), (B, N), activation, slots)
-
-
-EPILOGUE = ("bias", "residual", "saved")
-
-
-def numbers_of(epilogue: Epilogue) -> tuple[int, list[str]]:
-    """The number of its activation, and the arrays that exist."""
-    activation = 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)
-    return activation, [name for name in EPILOGUE if getattr(epilogue, {"saved": "saves"}.get(name, name))]
-
-
-def add_epilogue(case: Case, bias: tuple[int, ...], activation: int, slots: Sequence[str]) -> Case:
-    """Add these arrays of an epilogue to a case, and their attributes."""
-    (result,) = case.results.values()
-    operands = {name: array for name, array in (("bias", ("float32", bias)), ("residual", result)) if name in slots}
-    results = {"saved": result} if "saved" in slots else {}
-    flags = dict(activation=activation, bias=int("bias" in slots), residual=int("residual" in slots), saves=int("saved" in slots))
-    return Case(case.target, {**case.attributes, **flags}, {**case.operands, **operands}, {**case.results, **results})
 
 
 def pieces(row, B, M, N, K, splits=1):
@@ -205,7 +164,7 @@ def scaled(row, problem, left, right, result="bfloat16", splits=1):
     B, M, N, K, *_ = problem
     operands = {"a": (row["operands"], (B, M, K)), "b": (row["second"], (B, N, K)), "left": ("float32", left), "right": ("float32", right)}
     attributes = dict(zip("BMNKIJS", problem, strict=True)) | _config(row, "tile_m tile_n tile_k cluster_m", splits)
-    return Case("scaled", attributes, operands, {"d": (result, _in_parts((B, M, N), splits))})
+    return Case("scaled", attributes, operands, {"d": (result, in_parts((B, M, N), splits))})
 
 
 def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
@@ -216,43 +175,4 @@ def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
         | dict(zip(("scale", "of_addend"), factors, strict=True))
     )
     operands = {"x": (row["operands"], (B, M, N))} | ({"addend": (result, (B, M, M))} if factors[1] else {})
-    return Case("gram", attributes, operands, {"y": (result, _in_parts((B, M, M), splits))})
-
-
-def conv(row, p, config, epilogue=None, result=None):
-    """Make a case of a dense convolution, or of a depthwise one, whose row has no tile.  `epilogue`: as for `matmul`."""
-    names = SLOTS[row["role"]]
-    shapes = {"x": (p.B, p.N, *p.input, p.G, p.C), "w": (p.B, p.G, p.K, *p.filter, p.C), "y": (p.B, p.N, *p.output, p.G, p.K)}
-    operands = {name: (row["operands"], shapes[name]) for name in names[:2]}
-    result = "float32" if config.splits > 1 else result or row["operands"]
-    fields = dataclasses.asdict(config)
-    family = "conv" if "tile_m" in row else "depthwise"
-    attributes = cuda_conv.fields(p) | {name: row.get(name, value) for name, value in fields.items() if name != "splits"}
-    case = Case(
-        f"{family}{row['rank']}d_{row['role']}",
-        attributes | {"splits": config.splits},
-        operands,
-        {names[2]: (result, _in_parts(shapes[names[2]], config.splits))},
-    )
-    if epilogue is None:
-        return case
-    return add_epilogue(dataclasses.replace(case, target=f"{family}{row['rank']}d_bias_act"), (p.B, p.G, p.K), *epilogue)
-
-
-def causal(problem, config):
-    backward, epilogue, added = problem.role == "backward", problem.epilogue, ("bias", "initial_states", "seq_idx", "idx_of_states")
-    x, weight, _ = (LONG[dtype] for dtype in problem.dtypes)
-    dtypes = {"weight": weight, "bias": LONG.get(epilogue.bias), "seq_idx": "int32", "idx_of_states": "int32", "sums": "float32"}
-    operands = {name: (dtypes.get(name, x), shape) for name, shape in operand_shapes(problem).items()}
-    results = {name: (dtypes.get(name, x), shape) for name, shape in result_shapes(problem, config.splits).items()}
-    attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in operands) for name in added}
-    attributes["activation"], _ = numbers_of(epilogue)
-    return Case("causal_conv1d_backward" if backward else "causal_conv1d", attributes, operands, results)
-
-
-def weight_only(problem, config):
-    shapes, dtypes = simt_weight_only.shapes(problem), simt_weight_only.dtypes(problem, config.splits)
-    arrays = {name: (dtypes[name].name, shape) for name, shape in shapes.items()}
-    dtype, (_, *shape) = arrays.pop("y")
-    attributes = cuda_weight_only.fields(problem) | dataclasses.asdict(config)
-    return Case("weight_only", attributes, arrays, {"y": (dtype, _in_parts(tuple(shape), config.splits))})
+    return Case("gram", attributes, operands, {"y": (result, in_parts((B, M, M), splits))})

@@ -1,40 +1,31 @@
-"""The hand-written CUDA kernels, their launchers included, on a CPU: how the drivers in tests/csrc are built, and that of depthwise
-convolutions is asked (simt_causal.py and simt_weight_only.py ask the others).
+"""The portable CUDA kernels, their launchers included, on a CPU: how tests/csrc/driver.cc is built for a family, and called.
 
-They are compiled by g++, with AddressSanitizer and UBSan; this needs no GPU and no CUDA.
+It is compiled by g++, with AddressSanitizer and UBSan; this needs no GPU and no CUDA.  Families are those of simt_families.py.
 """
 
 import dataclasses
 import fcntl
+import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 
-import ml_dtypes
 import numpy as np
 import pytest
-from test_depthwise import ROLES, shape_of
+from cuda_cases import BYTES
 
 ROOT = pathlib.Path(__file__).parent.parent
 CXX = "g++"
-FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-g1",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-    "-Wall",
-    "-Wextra",
-    "-Wno-unknown-pragmas",
-]
-DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
-CODES = ["fp32", "bf16", "fp16"]  # jaxext::Dtype
+FLAGS = "-std=c++17 -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -Wall -Wextra -Wno-unknown-pragmas".split()
+FEW = {"depthwise": ("depthwise_f32.cu", "depthwise_mma_bf16.cu"), "causal": ("causal_f32.cu",), "weight_only": ("weight_only_bf16.cu",)}
 EVERY_BLOCK = 2**63 - 1
-FOUND = (  # what is said of broken kernels
-    "AddressSanitizer|runtime error|simt: another order of threads|simt: some threads wait at a barrier|were never written, or are NaN"
-    "|are wrong, the first at"
+FOUND = (  # messages about broken kernels
+    "AddressSanitizer|runtime error|simt: another order of threads|simt: some threads wait at a barrier|simt: some threads of a warp"
+    "|were never written, or are NaN|are wrong, the first at"
 )
 
 
@@ -42,30 +33,54 @@ FOUND = (  # what is said of broken kernels
 class Reply:
     code: int
     message: str
-    vector: bool
-    many: bool  # of several filters per channel of x
-    window: bool
-    line: bool
-    taps: int  # of the kernel that was taken, 0 for any
-    rows: int  # of the filter, for which a kernel on tensor cores is made, 0 for another
+    kernel: tuple  # the one that was launched last: its name, and the numbers among its template arguments; or ()
     grid: tuple[int, int, int]
     shared_bytes: int
     remembered: int  # the error that CUDA still knows of
-    result: np.ndarray | None  # partial results added up; None where the problem was refused
+    results: list[np.ndarray]  # as `Family.results` has them; none if the call was refused, or has no operands
 
 
-def build(tmp_path_factory, broken: dict[str, str] | None = None, family: str = "depthwise") -> pathlib.Path:
-    """The family's driver, made once for all workers; with `broken`, other texts for some of its files, of one dtype alone."""
+def build(folder: pathlib.Path, family: str, broken: Mapping[str, str] | None = None) -> pathlib.Path:
+    """Build the family's driver, once for all workers; with `broken`, other texts for some of its files, in kernels of few dtypes."""
     if not shutil.which(CXX):
         pytest.skip(f"{CXX} is not there")
-    here = tmp_path_factory.getbasetemp()
-    folder = here.parent if here.name.startswith("popen-") else here  # pytest-xdist gives each worker a folder of its own
-    return _made(folder, broken, family)
+    csrc, home = ROOT / "csrc", folder / f"simt-{family}{'-broken' if broken else ''}"
+    common = [path for path in csrc.glob("common/*.cc") if path.stem != "ffi"]
+    units = [*csrc.glob(f"{family}/{family}*.cu"), *csrc.glob(f"{family}/*.cc"), *common, ROOT / "tests/csrc/driver.cc"]
+    others = []
+    if broken:
+        sound = build(folder, family).parent
+        few = [unit for unit in units if unit.name in (*FEW[family], f"{family}.cc")]
+        others = [sound / f"{unit.name}.o" for unit in units if unit not in few]
+        units = [home / family / unit.name if unit.name in broken else unit for unit in few]
+    (home / family).mkdir(parents=True, exist_ok=True)
+    with open(home / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "driver").exists():
+            for name, text in (broken or {}).items():  # found before those of csrc
+                (home / family / name).write_text(text)
+            paths = [f"-I{path}" for path in (home, csrc, ROOT / "tests/csrc", ROOT / "tests/csrc/cuda")]
+            objects = [home / f"{unit.name}.o" for unit in units]
+            compilers = [_start("-x", "c++", *paths, "-c", unit, "-o", made) for unit, made in zip(units, objects, strict=True)]
+            for compiler in compilers:  # side by side
+                _finish(compiler)
+            _finish(_start("-rdynamic", *others, *objects, "-o", home / "linked"))  # dynamic symbols are the names of kernels
+            (home / "linked").rename(home / "driver")
+    return home / "driver"
 
 
-def either(names, pieces) -> dict[str, str]:
-    """The texts of these files of csrc, in which each piece, old, has beside it what takes its place where the environment's BROKEN is its
-    number, new."""
+def _start(*arguments):
+    return subprocess.Popen([CXX, *FLAGS, *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+
+
+def _finish(process):
+    _, errors = process.communicate()
+    assert process.returncode == 0 and not errors, errors[:3000]
+
+
+def either(names: Sequence[str], pieces: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the texts of these files of csrc, in which each piece, old, has beside it what takes its place where the environment's BROKEN
+    is its number, new."""
     texts = {name: next((ROOT / "csrc").glob(f"*/{name}")).read_text() for name in names}
     for number, (old, new) in enumerate(pieces):
         assert sum(text.count(old) for text in texts.values()) == 1, f"{old!r} is not there, or more than once"
@@ -76,100 +91,66 @@ def either(names, pieces) -> dict[str, str]:
     return {name: text.replace("namespace jaxext", broken, 1) for name, text in texts.items()}
 
 
-def _made(folder, broken, family):
-    csrc, sound = ROOT / "csrc" / family, folder / f"simt-{family}"
-    ones = {"weight_only": ("weight_only_bf16.cu",), "depthwise": ("depthwise_f32.cu", "depthwise_mma_bf16.cu")}
-    replaced = *ones.get(family, (f"{family}_f32.cu",)), f"{family}.cc"
-    home = folder / f"simt-{family}-broken" if broken else sound
-    units = [*csrc.glob(f"{family}_*.cu"), csrc / f"{family}.cc", csrc / f"{family}_plan.cc", ROOT / f"tests/csrc/{family}_driver.cc"]
-    others = []
-    if broken:
-        _made(folder, None, family)
-        others = [sound / f"{unit.name}.o" for unit in units if unit.name not in replaced]
-        units = [home / family / name for name in replaced]
-    (home / family).mkdir(parents=True, exist_ok=True)
-    with open(home / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "driver").exists():
-            for name in {*broken, *replaced} if broken else ():  # found before those of csrc
-                (home / family / name).write_text(broken.get(name) or (csrc / name).read_text())
-            _compile(units, home)
-            _done(_start([CXX, *FLAGS, *others, *(home / f"{unit.name}.o" for unit in units), "-o", home / "linked"]))
-            (home / "linked").rename(home / "driver")
-    return home / "driver"
+@dataclasses.dataclass(frozen=True)
+class Simulator:
+    """Calls of a family's kernels in one test: a family of simt_families.py makes the case of a problem and a config."""
+
+    builds: pathlib.Path
+    folder: pathlib.Path
+
+    def run(
+        self, family, asked, *, driver=None, whole=None, shifts=None, blocks=EVERY_BLOCK, pending=0, refusal=0, broken=None
+    ) -> list[Reply]:
+        """Return the replies to (problem, config, operands), from one process.  Without operands nothing is run.
+
+        With `whole`, a problem, operands and results are the ends of its arrays, and zeros the rest; of partial results, of the last one.
+        `shifts`: bytes from a multiple of 16 at which arrays start.  `broken`: the number of the piece that a broken driver takes.
+        """
+        request, results = [f"{len(asked)}\n".encode()], []
+        for problem, config, operands in asked:
+            case = family.case(whole or problem, config)
+            ends = family.case(problem, dataclasses.replace(config, splits=1) if whole else config)
+            words = [case.target, int(not operands), blocks, pending, refusal, len(case.operands) + len(case.results)]
+            for name, (dtype, shape) in {**case.operands, **case.results}.items():
+                carried = BYTES[dtype] * math.prod({**ends.operands, **ends.results}[name][1])
+                words += [int(name in case.results), list(BYTES).index(dtype), carried, (shifts or {}).get(name, 0), len(shape), *shape]
+            words.append(len(case.attributes))
+            for name, value in case.attributes.items():
+                words += [name, np.size(value), *np.ravel(value)]
+            request.append((" ".join(map(str, words)) + "\n").encode())
+            request += [np.ascontiguousarray(operands[name]).tobytes() for name in case.operands if operands]
+            results.append({name: (dtype, ends.results[name][1]) for name, (dtype, _) in case.results.items() if operands})
+        (self.folder / "request").write_bytes(b"".join(request))
+        command = [driver or build(self.builds, family.name), self.folder / "request", self.folder / "response"]
+        ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | ({} if broken is None else {"BROKEN": str(broken)}))
+        assert ran.returncode == 0, ran.stderr[-4000:].split("Shadow bytes")[0]
+        with open(self.folder / "response", "rb") as response:
+            return [_reply(response, family, problem, arrays) for (problem, *_), arrays in zip(asked, results, strict=True)]
+
+    def launch(self, family, problem, config, operands=None, **options) -> Reply:
+        return self.run(family, [(problem, config, operands or family.operands(problem, integers=True))], **options)[0]
+
+    def plan(self, family, problem, config, **options) -> Reply:
+        """Return what is launched, without running it."""
+        return self.run(family, [(problem, config, None)], **options)[0]
+
+    def check(self, family, cases, integers=True, **options) -> None:
+        """Check the results of (problem, config)."""
+        asked = [(problem, config, family.operands(problem, integers=integers)) for problem, config in cases]
+        for (problem, config, operands), reply in zip(asked, self.run(family, asked, **options), strict=True):
+            try:
+                assert reply.code == 0, reply.message
+                family.check(problem, reply.results, operands, integers)
+            except AssertionError as error:
+                raise AssertionError(f"{problem}, {config}: {error}") from None
 
 
-def _compile(units, home):
-    """Side by side."""
-    paths = [f"-I{path}" for path in (home, ROOT / "csrc", ROOT / "tests" / "csrc", ROOT / "tests" / "csrc" / "cuda")]
-    for compiler in [_start([CXX, *FLAGS, *paths, "-x", "c++", "-c", unit, "-o", home / f"{unit.name}.o"]) for unit in units]:
-        _done(compiler)
-
-
-def _start(command):
-    return subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
-
-
-def _done(process):
-    _, said = process.communicate()
-    assert process.returncode == 0 and not said, said[:3000]
-
-
-def run(
-    driver, folder, asked, *, shifts=(0, 0, 0), dry=False, whole=None, blocks=EVERY_BLOCK, pending=0, refusal=0, environment=None
-) -> list[Reply]:
-    """The replies to (case, config, operands), from one process.  With `whole`, a problem, the operands and the result are the ends of its
-    arrays, and zeros the rest."""
-    request = [np.int64(len(asked)).tobytes()]
-    results = []
-    for case, config, operands in asked:
-        problem, open_slot = whole or case, ROLES[case.role]
-        slots = [*(slot for slot in ("x", "w", "y") if slot != open_slot), open_slot]
-        dtypes = [*case.dtypes[:2], "fp32" if config.splits > 1 else case.dtypes[2]]
-        result = shape_of(case, open_slot) if whole else (config.splits, *shape_of(case, open_slot))
-        results.append((case, np.dtype(DTYPES[dtypes[2]]), result))
-        itemsizes = [np.dtype(DTYPES[dtype]).itemsize for dtype in dtypes]
-        sizes = [math.prod(shape_of(problem, slot)) * size for slot, size in zip(slots, itemsizes, strict=True)]
-        carried = [*(operands[slot].nbytes for slot in slots[:2] if not dry), math.prod(result) * itemsizes[2]]
-        numbers = [list(ROLES).index(problem.role), CODES.index(dtypes[0]), CODES.index(dtypes[2])]
-        numbers += [problem.B, problem.N, problem.G, problem.C, problem.K, *problem.input, *problem.filter, *problem.output]
-        numbers += [*problem.stride, *problem.low, *problem.input_dilation, *problem.filter_dilation]
-        numbers += [config.lanes, config.strip, config.pieces, config.lines, config.splits, *shifts, dry, blocks, pending, refusal]
-        numbers += [0] * 6 if dry else [*sizes[:2], sizes[2] * config.splits, *carried]
-        arrays = [] if dry else [np.ascontiguousarray(operands[slot]).tobytes() for slot in slots[:2]]
-        request += [np.array(numbers, np.int64).tobytes(), *arrays]
-    (folder / "request").write_bytes(b"".join(request))
-    command = [driver, folder / "request", folder / "response"]
-    ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | (environment or {}))
-    assert ran.returncode == 0, ran.stderr[-4000:].split("Shadow bytes")[0]
-    return list(_replies((folder / "response").read_bytes(), results, dry, parts=not whole))
-
-
-def _replies(response, results, dry, parts):
-    at = 0
-    for case, dtype, shape in results:
-        numbers = np.frombuffer(response, np.int64, 13, at).tolist()
-        code, length, vector, many, window, line, taps, rows, x, y, z, shared, remembered = numbers
-        message = response[at + 104 : at + 104 + length].decode()
-        at += 104 + length
-        result = None
-        if not dry:
-            result = np.frombuffer(response, dtype, math.prod(shape), at).reshape(shape)
-            at += result.nbytes
-            if parts:
-                result = result.sum(axis=0, dtype=np.float32) if shape[0] > 1 else result[0]
-            result = None if code else result.astype(DTYPES[case.dtypes[2]])
-        yield Reply(
-            code=code,
-            message=message,
-            vector=bool(vector),
-            many=bool(many),
-            window=bool(window),
-            line=bool(line),
-            taps=taps,
-            rows=rows,
-            grid=(x, y, z),
-            shared_bytes=shared,
-            remembered=remembered,
-            result=result,
-        )
+def _reply(response, family, problem, arrays) -> Reply:
+    reply = json.loads(response.readline())
+    results = {
+        name: np.frombuffer(response.read(BYTES[dtype] * math.prod(shape)), dtype).reshape(shape) for name, (dtype, shape) in arrays.items()
+    }
+    name, _, arguments = reply["kernel"].partition(">(")[0].partition("<")
+    numbers = re.findall(r"(?:^| |\))(true|false|\d+)(?=$|,| )", arguments)
+    reply |= dict(kernel=(name.rpartition(":")[2], *map(json.loads, numbers)) if name else (), grid=tuple(reply["grid"]))
+    return Reply(**reply, results=family.results(problem, results) if results and not reply["code"] else [])

@@ -1,32 +1,12 @@
-"""The CUDA kernels of weight-only products on a CPU: problems, operands and the truth, and how the driver
-tests/csrc/weight_only_driver.cc is asked (simt.py builds it)."""
-
-import dataclasses
-import math
-import os
-import subprocess
-from typing import Any
+"""Products with quantised weights for the CUDA kernels: problems, operands and the truth."""
 
 import numpy as np
 from harness import check
-from simt import CODES, DTYPES, EVERY_BLOCK
 
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
+from jaxext.backends.triton.interpreter import DTYPES
 
 NAMES = ("x", "q", "scale", "y")
-HEAD = 7  # numbers of a Reply
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reply:
-    code: int
-    message: str
-    tiles: int
-    columns: int
-    grid: int
-    shared_bytes: int
-    remembered: int  # the error that CUDA still knows of
-    parts: Any  # partial results; None of a dry run
 
 
 def a_problem(M=3, N=96, K=128, S=2, bits=8, dtype="bf16", result=None, B=1, arch=90) -> WeightOnlyProblem:
@@ -101,50 +81,3 @@ def check_parts(problem, parts, operands, integers=True):
         check(got, want.astype(got.dtype).astype(np.float64))
     else:
         check(got, want, true(problem, operands, magnitude=True))
-
-
-def run(driver, folder, asked, *, shifts=None, dry=False, whole=None, blocks=EVERY_BLOCK, pending=0, refusal=0, environment=None):
-    """The replies to (problem, config, operands), from one process.  With `whole`, a problem, the operands and the result are the ends of
-    its arrays, and zeros the rest.  `shifts`: by the names of arrays."""
-    request = [np.int64(len(asked)).tobytes()]
-    for case, config, operands in asked:
-        problem, of = whole or case, dtypes(case, config.splits)
-        small, large = shapes(case, config.splits), shapes(problem, config.splits)
-        numbers = [CODES.index(problem.dtypes[0]), CODES.index("fp32" if config.splits > 1 else problem.dtypes[2])]
-        numbers += [problem.B, problem.M, problem.N, problem.K, problem.S, problem.bits_of_weight]
-        numbers += [config.tile_m, config.tile_n, config.splits, dry, blocks, pending, refusal]
-        numbers += [(shifts or {}).get(name, 0) for name in NAMES]
-        for sizes in (large, small):
-            numbers += [0 if dry else math.prod(sizes[name]) * of[name].itemsize for name in NAMES]
-        arrays = [] if dry else [np.ascontiguousarray(operands[name]).tobytes() for name in NAMES[:3]]
-        request += [np.array(numbers, np.int64).tobytes(), *arrays]
-    (folder / "request").write_bytes(b"".join(request))
-    ran = subprocess.run(
-        [driver, folder / "request", folder / "response"], capture_output=True, text=True, env=os.environ | (environment or {})
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:].split("Shadow bytes")[0]
-    return list(_replies((folder / "response").read_bytes(), asked, dry))
-
-
-def _replies(response, asked, dry):
-    at = 0
-    for case, config, _ in asked:
-        code, length, tiles, columns, grid, shared, remembered = np.frombuffer(response, np.int64, HEAD, at).tolist()
-        at += 8 * HEAD
-        message = response[at : at + length].decode()
-        at += length
-        parts = None
-        if not dry:
-            shape, dtype = shapes(case, config.splits)["y"], dtypes(case, config.splits)["y"]
-            parts = np.frombuffer(response, dtype, math.prod(shape), at).reshape(shape)
-            at += parts.nbytes
-        yield Reply(
-            code=code,
-            message=message,
-            tiles=tiles,
-            columns=columns,
-            grid=grid,
-            shared_bytes=shared,
-            remembered=remembered,
-            parts=parts,
-        )

@@ -81,61 +81,32 @@ struct __half {
 
 namespace simt {
 
-inline float FromBits(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-inline uint32_t ToBits(float x) {
-  uint32_t bits;
+template <typename To, typename From>
+To As(From x) {
+  To bits;
+  static_assert(sizeof x == sizeof bits);
   std::memcpy(&bits, &x, sizeof bits);
   return bits;
 }
 
 }  // namespace simt
 
-inline float __uint_as_float(uint32_t bits) { return simt::FromBits(bits); }
-inline uint32_t __float_as_uint(float x) { return simt::ToBits(x); }
+inline float __uint_as_float(uint32_t bits) { return simt::As<float>(bits); }
+inline uint32_t __float_as_uint(float x) { return simt::As<uint32_t>(x); }
 inline uint16_t __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
 inline uint16_t __half_as_ushort(__half x) { return x.bits; }
 inline __half __ushort_as_half(uint16_t bits) { return {bits}; }
 
-inline float __bfloat162float(__nv_bfloat16 x) { return simt::FromBits(uint32_t{x.bits} << 16); }
+inline float __bfloat162float(__nv_bfloat16 x) { return simt::As<float>(uint32_t{x.bits} << 16); }
 
 inline __nv_bfloat16 __float2bfloat16_rn(float x) {
-  const uint32_t bits = simt::ToBits(x);
+  const uint32_t bits = simt::As<uint32_t>(x);
   if (std::isnan(x)) return {0x7FFF};
   return {static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
 }
 
-inline float __half2float(__half x) {
-  const int exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
-  float magnitude;
-  if (exponent == 31) {
-    magnitude = fraction ? NAN : INFINITY;
-  } else {
-    magnitude = exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(1.0f * fraction, -24);
-  }
-  return x.bits >> 15 ? -magnitude : magnitude;
-}
-
-inline __half __float2half_rn(float x) {
-  const uint16_t sign = simt::ToBits(x) >> 16 & 0x8000;
-  const float magnitude = std::fabs(x);
-  uint32_t bits;
-  if (std::isnan(x)) {
-    bits = 0x7FFF;
-  } else if (magnitude >= 65520.0f) {  // half a step above the largest
-    bits = 0x7C00;
-  } else if (magnitude < 0x1p-14f) {  // subnormal, or rounded up to the least number that is not
-    bits = static_cast<uint32_t>(std::nearbyint(magnitude * 0x1p24f));
-  } else {
-    const uint32_t wide = simt::ToBits(magnitude);
-    bits = (wide + 0xFFF + (wide >> 13 & 1) - (112u << 23)) >> 13;
-  }
-  return {static_cast<uint16_t>(sign | bits)};
-}
+inline float __half2float(__half x) { return simt::As<_Float16>(x.bits); }
+inline __half __float2half_rn(float x) { return {simt::As<uint16_t>(static_cast<_Float16>(x))}; }
 
 namespace simt {
 

@@ -1,13 +1,11 @@
-"""The depthwise kernel on tensor cores, on a CPU: as test_simt.py has the others, with a stand-in for the products of a warp."""
+"""The depthwise kernel on tensor cores, on a CPU, as test_simt.py runs the others, with a stand-in for the products of a warp."""
 
 import dataclasses
 
-import harness
 import numpy as np
 import pytest
-import simt
-from test_depthwise import of_role, operands_of, problem, shape_of, truth
-from test_simt import INVALID
+from simt_families import DEPTHWISE, INVALID
+from test_depthwise import of_role, operands_of, problem, shape_of
 
 from jaxext.backends.cuda import cuda_depthwise
 from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
@@ -28,46 +26,29 @@ CASES = {
 SMALL = problem((7, 9), (7, 7), G=8, N=2, low=3, high=3)
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    return simt.build(tmp_path_factory)
-
-
 def on_tensor_cores(lines):
     return DepthwiseConfig(lanes=1, strip=4, lines=lines)
 
 
-def asked(role, dtype):
-    cases = [of_role(case, role, dtype) for case in CASES.values()]
-    return [(case, on_tensor_cores(lines), operands_of(case)) for case in cases for lines in ((1, 32) if case.N > 16 else (3,))]
-
-
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ROLES)
-def test_geometry(driver, tmp_path, role, dtype):
+def test_geometry(simulator, role, dtype):
     """Parts of one line, of a few with a shorter last one, and of whole images."""
-    wanted = asked(role, dtype)
-    for (case, config, operands), reply in zip(wanted, simt.run(driver, tmp_path, wanted), strict=True):
-        assert reply.code == 0, reply.message
-        assert reply.rows == (5 if case.filter[1] <= 5 else 7) and reply.grid == cuda_depthwise.grid(case, config)
-        try:
-            harness.check(reply.result, truth(case, operands))
-        except AssertionError as error:
-            raise AssertionError(f"{case}, {config}: {error}") from None
+    cases = [of_role(case, role, dtype) for case in CASES.values()]
+    launches = [(case, on_tensor_cores(lines)) for case in cases for lines in ((1, 32) if case.N > 16 else (3,))]
+    simulator.check(DEPTHWISE, launches)
+    for (case, config), reply in zip(launches, simulator.run(DEPTHWISE, [(*launch, None) for launch in launches]), strict=True):
+        assert reply.kernel == ("GatherMma", 5 if case.filter[1] <= 5 else 7) and reply.grid == cuda_depthwise.grid(case, config)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
-def test_rounding(driver, tmp_path, dtype):
+def test_rounding(simulator, dtype):
     """The result is the float32 sum, rounded once."""
-    case = of_role(SMALL, "fprop", dtype)
-    operands = operands_of(case, integers=False)
-    magnitudes = truth(case, {slot: np.abs(x.astype(np.float64)) for slot, x in operands.items()})
-    (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(5), operands)])
-    harness.check(reply.result, truth(case, operands), magnitudes)
+    simulator.check(DEPTHWISE, [(of_role(SMALL, "fprop", dtype), on_tensor_cores(5))], integers=False)
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_is_not_finite_reaches_only_targets_that_meet_it(driver, tmp_path, role):
+def test_what_is_not_finite_reaches_only_targets_that_meet_it(simulator, role):
     """The band's zeros multiply it too.  All others keep their sums, and those that meet it have what the definition has."""
     case = of_role(SMALL, role, "bf16")
     operands = operands_of(case)
@@ -75,11 +56,10 @@ def test_what_is_not_finite_reaches_only_targets_that_meet_it(driver, tmp_path, 
     source[0, 0, 0, 3, 6, 3] = np.inf
     source[0, 0, 0, 0, 0, 1] = -np.inf
     source[0, 1, 0, -1, -1, 7] = np.nan
-    (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(4), operands)])
-    assert reply.result is not None, reply.message
+    (got,) = simulator.launch(DEPTHWISE, case, on_tensor_cores(4), operands).results
     with np.errstate(invalid="ignore"):
         want = _summed(case, operands)
-    np.testing.assert_array_equal(reply.result.astype(np.float64), want)
+    np.testing.assert_array_equal(got.astype(np.float64), want)
     assert 30 < np.count_nonzero(~np.isfinite(want)) < want.size / 4
 
 
@@ -99,34 +79,24 @@ def _summed(case, operands):
     return result.reshape(shape_of(case, "y" if case.role == "fprop" else "x"))
 
 
-def test_an_infinite_tap_meets_no_padding(driver, tmp_path):
+def test_an_infinite_tap_meets_no_padding(simulator):
     case = of_role(SMALL, "fprop", "bf16")
     operands = operands_of(case)
     operands["w"][...] = 1
     operands["w"][0, 5, 0, 0, 0, 0] = np.inf
     operands["x"][...] = 1
-    (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(32), operands)])
-    assert reply.result is not None, reply.message
-    finite = np.isfinite(reply.result.astype(np.float32)[0, :, 0, :, :, :, 0])
+    (got,) = simulator.launch(DEPTHWISE, case, on_tensor_cores(32), operands).results
+    finite = np.isfinite(got.astype(np.float32)[0, :, 0, :, :, :, 0])
     assert finite[..., [c for c in range(8) if c != 5]].all()
     assert finite[:, :3, :, 5].all() and finite[:, :, :3, 5].all() and not finite[:, 3:, 3:, 5].any()
 
 
-def test_large_sums_round_to_infinity(driver, tmp_path):
+def test_large_sums_round_to_infinity(simulator):
     """They are computed anew, which changes nothing."""
     case = of_role(CASES["7x7 without padding"], "fprop", "fp16")
     operands = {slot: np.full_like(x, 300) for slot, x in operands_of(case).items()}
-    (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(3), operands)])
-    assert (reply.result == np.inf).all()
-
-
-@pytest.mark.parametrize("shifts", [(2, 0, 0), (0, 0, 8)])
-def test_misaligned_arrays(driver, tmp_path, shifts):
-    """Another kernel takes those that do not start at a multiple of a vector."""
-    case = of_role(SMALL, "dgrad", "bf16")
-    operands = operands_of(case)
-    (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(4), operands)], shifts=shifts)
-    harness.check(reply.result, truth(case, operands))
+    (got,) = simulator.launch(DEPTHWISE, case, on_tensor_cores(3), operands).results
+    assert (got == np.inf).all()
 
 
 REFUSED = [
@@ -147,17 +117,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("changes, lines, message", REFUSED)
-def test_refused_configs(driver, tmp_path, changes, lines, message):
+def test_refused_configs(simulator, changes, lines, message):
     case = dataclasses.replace(of_role(CASES["7x7"], changes.get("role", "fprop"), "bf16"), **changes)
-    (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(lines), {})], dry=True)
+    reply = simulator.plan(DEPTHWISE, case, on_tensor_cores(lines))
     assert reply.code == INVALID and reply.message.startswith("depthwise ") and message in reply.message
 
 
-def test_what_python_offers_is_taken_and_nothing_else_is(driver, tmp_path):
+def test_what_python_offers_is_taken_and_nothing_else_is(simulator):
     """`on_tensor_cores` says what the launcher says."""
     changes = [{}, *(changes for changes, lines, _ in REFUSED if 0 < lines <= 32), {"filter_dilation": (2, 1, 1)}]
     cases = [dataclasses.replace(of_role(CASES["7x7"], change.get("role", "fprop"), "bf16"), **change) for change in changes]
-    replies = simt.run(driver, tmp_path, [(case, on_tensor_cores(4), {}) for case in cases], dry=True)
+    replies = simulator.run(DEPTHWISE, [(case, on_tensor_cores(4), None) for case in cases])
     assert [reply.code == 0 for reply in replies] == [cuda_depthwise.on_tensor_cores(case) for case in cases]
 
 

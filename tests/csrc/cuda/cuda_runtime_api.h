@@ -2,7 +2,11 @@
 // not compile.
 #pragma once
 
+#include <cxxabi.h>
+#include <dlfcn.h>
+
 #include <set>
+#include <string>
 #include <utility>
 
 #include "../simt.h"
@@ -35,6 +39,21 @@ struct Runtime {
 
 inline Runtime runtime;
 inline std::set<const void*> loaded;  // kernels, for the life of the process
+
+struct Launched {
+  std::string kernel;  // with its template arguments
+  dim3 grid;
+  size_t shared_bytes = 0;
+};
+
+inline Launched launched;  // the last one
+
+inline std::string NameOf(const void* kernel) {
+  Dl_info found;
+  if (dladdr(kernel, &found) == 0 || found.dli_sname == nullptr) Fail("a kernel has no name");
+  const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(found.dli_sname, nullptr, nullptr, nullptr), std::free);
+  return name.get();
+}
 
 // What every device refuses.
 inline bool Launches(const cudaLaunchConfig_t& config) {
@@ -77,6 +96,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   if (simt::loaded.count(reinterpret_cast<const void*>(kernel)) == 0) simt::Fail("a launch before its kernel is loaded");
   const cudaError_t error = simt::Launches(*config) ? simt::runtime.refusal : cudaErrorInvalidConfiguration;
   if (error != cudaSuccess) return simt::runtime.last = error;
+  simt::launched = {simt::NameOf(reinterpret_cast<const void*>(kernel)), config->gridDim, config->dynamicSmemBytes};
   simt::Run(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
   return cudaSuccess;
 }
