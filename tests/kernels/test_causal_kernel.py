@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from calls import Call, Suite, changed, each
 from cases import random
+from epilogues import FUNCTIONS
 from scipy import special
 
 from jaxext.backends.triton.interpreter import DTYPES
@@ -19,24 +20,26 @@ from jaxext.kernels.epilogue import Epilogue
 
 B, T, C = 2, 21, 12
 CONFIG = Config(tile_c=8, strips=2, strip=4, num_warps=4)
-ACTIVATIONS = {  # and their derivatives, in float64
-    None: (lambda z: z, np.ones_like),
-    "silu": (lambda z: z * special.expit(z), lambda z: special.expit(z) * (1 + z * special.expit(-z))),
-    "relu": (lambda z: np.maximum(z, 0), lambda z: (z > 0) * 1.0),
-    "relu6": (lambda z: np.clip(z, 0, 6), lambda z: ((z > 0) & (z < 6)) * 1.0),
-    "squared_relu": (lambda z: np.maximum(z, 0) ** 2, lambda z: 2 * np.maximum(z, 0)),
-    "leaky_relu": (lambda z: np.where(z < 0, 0.01 * z, z), lambda z: np.where(z < 0, 0.01, 1.0)),
-    "sigmoid": (special.expit, lambda z: special.expit(z) * special.expit(-z)),
-    "tanh": (np.tanh, lambda z: 1 / np.cosh(z) ** 2),
-    "gelu": (lambda z: z * special.ndtr(z), lambda z: special.ndtr(z) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi)),
-    "gelu_tanh": (
-        lambda z: z * special.expit(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)),
-        lambda z: (
-            special.expit(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))
-            * (1 + z * special.expit(-2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)) * 2 * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * z * z))
-        ),
-    ),
+
+
+def slope_of_gelu_tanh(z):
+    u, inner = np.sqrt(8 / np.pi) * (z + 0.044715 * z**3), np.sqrt(8 / np.pi) * (1 + 3 * 0.044715 * z * z)
+    return special.expit(u) * (1 + z * special.expit(-u) * inner)
+
+
+SLOPES = {
+    None: np.ones_like,
+    "silu": lambda z: special.expit(z) * (1 + z * special.expit(-z)),
+    "relu": lambda z: (z > 0) * 1.0,
+    "relu6": lambda z: ((z > 0) & (z < 6)) * 1.0,
+    "squared_relu": lambda z: 2 * np.maximum(z, 0),
+    "leaky_relu": lambda z: np.where(z < 0, 0.01, 1.0),
+    "sigmoid": lambda z: special.expit(z) * special.expit(-z),
+    "tanh": lambda z: 1 / np.cosh(z) ** 2,
+    "gelu": lambda z: special.ndtr(z) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi),
+    "gelu_tanh": slope_of_gelu_tanh,
 }
+ACTIVATIONS = {name: (FUNCTIONS[name], slope) for name, slope in SLOPES.items()}  # and their derivatives, in float64
 
 
 def a_problem(role, taps=4, *, bias=True, state=False, idx=False, idx_of_states=False, activation="silu", dtype="fp32", B=B, T=T, C=C):

@@ -170,7 +170,7 @@ def test_parts(kernel, bias, residual, saves):
     call.check(exact=False)
 
 
-@pytest.mark.skipif(not interpreting(), reason="tests/backends/triton/test_fused_calls.py is for GPU programs")
+@pytest.mark.skipif(not interpreting(), reason="tests/backends/triton/test_triton_calls.py is for GPU programs")
 @pytest.mark.parametrize("saves", [False, True], ids=["", "saves"])
 @each_kernel
 def test_a_call_of_a_jax_program(kernel, saves):
