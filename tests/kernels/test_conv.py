@@ -226,6 +226,7 @@ class TestConv(Suite):
         for role in ROLES
     ]
     refused_configs = [
+        (ConvCall.picked(a_problem("fprop", **NETWORK["resnet_3x3"]), num_stages=20), r"needs \d+ bytes of shared memory, .* 232448"),
         *(
             (a_call("fprop", dict(G=4), PLAIN, **change), reason)
             for change, reason in [

@@ -202,6 +202,7 @@ class TestDepthwise(Suite):
     ]
     LAST = of_role(problem((2**19,), (1,), N=2**12 - 4, G=2), "wgrad")  # the last part of its sum has a number
     refused_configs = [
+        (DepthwiseCall.picked(of_role(LARGE["mamba"], "fprop", "bf16"), strip=64), r"needs \d+ registers per thread, there are 255"),
         (DepthwiseCall.of(LAST, strip=1, splits=2**20), r"numbers \d+ strips, the limit is 2\^31"),
         *(
             (DepthwiseCall.of(of_role(CASES["3x3"], role), **changes), reason)

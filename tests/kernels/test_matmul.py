@@ -113,6 +113,7 @@ class TestMatmul(Suite):
         (a_call("nn", tile_k=8), "tile_k is 8, want a power of two, at least 16"),
         (a_call("nn", splits=0), "splits is 0"),
         (a_call("nn", tile_n=1024, tile_k=64), "needs 532480 bytes of shared memory, compute capability 9.0 has 232448"),
+        (MatmulCall.picked(a_problem("nn", MODELS[0], ("bf16",) * 3), num_stages=20), r"needs \d+ bytes of shared memory, .* 232448"),
         (a_call("nn", splits=2**31), "programs, a grid has at most 2147483647"),
     ]
     tensor_memory = each(
