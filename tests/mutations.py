@@ -94,8 +94,10 @@ def planted(folder: pathlib.Path, defect: Defect) -> tuple[pathlib.Path, str]:
     if path.suffix == ".py":
         compile(text, path, "exec")
     for test in defect.tests:
-        file, _, name = test.partition("[")[0].partition("::")
-        if not (ROOT / file).exists() or not re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE):
+        file, *names = test.partition("[")[0].split("::")
+        source = (ROOT / file).read_text() if (ROOT / file).exists() else ""
+        # A class has the rows of a test that it inherits under the test's name.
+        if not all(re.search(rf"^((def|class) {name}\(|    {name.removeprefix('test_')} = )", source, re.MULTILINE) for name in names):
             raise LookupError(f"there is no {test}")
     return path, text
 

@@ -77,7 +77,7 @@ def true(problem: Any, sums: np.ndarray, operands: dict[str, np.ndarray]) -> lis
     return [y, z] if epilogue.saves else [y]
 
 
-def scales(problem: Any, sums: np.ndarray, magnitudes: np.ndarray, operands: dict[str, np.ndarray]) -> list[np.ndarray]:
+def scales(problem: Any, magnitudes: np.ndarray, operands: dict[str, np.ndarray]) -> list[np.ndarray]:
     """What results stray in proportion to, in float32: sums of magnitudes, and what the activation makes of those."""
     epilogue, z = problem.epilogue, magnitudes
     if epilogue.bias:

@@ -40,25 +40,16 @@ def skip_what_is_overwritten(module, problem) -> None:
         pytest.skip(reason)
 
 
-def run(launch: Launch, operands: Mapping[str, np.ndarray], shape: tuple[int, ...], dtype_name: str) -> np.ndarray:
-    """What `launch` makes of the operands, by slot; its partial results, where it has such, are added up in their own order."""
-    (result,) = run_all(launch, operands, (shape,), dtype_name)
-    return result
-
-
-def run_all(
-    launch: Launch, operands: Mapping[str, np.ndarray], shapes: Sequence[tuple[int, ...]], dtype_names: str | Sequence[str]
-) -> list[np.ndarray]:
-    """All results of a launch, which have these shapes, and one dtype or these."""
-    dtypes = [DTYPES[name] for name in ([dtype_names] * len(shapes) if isinstance(dtype_names, str) else dtype_names)]
+def run(launch: Launch, operands: Mapping[str, np.ndarray], shapes: Sequence[tuple[int, ...]], dtype_name: str) -> list[np.ndarray]:
+    """Return all results of a launch, of these shapes; partial results are added up in their own order."""
+    dtype = DTYPES[dtype_name]
     assert launch.results == len(shapes)
     inputs = {slot: _Guarded.operand(operands[slot]) for slot in dict.fromkeys(launch.operands)}
     parts = [launch.splits > 1 and i not in launch.whole for i in range(len(shapes))]
+    sums = np.dtype(np.int32 if is_integer(dtype) else np.float32)
     results = [
-        _Guarded.result((launch.splits, *shape), np.dtype(np.int32 if is_integer(dtype) else np.float32))
-        if partial
-        else _Guarded.result(shape, dtype)
-        for shape, dtype, partial in zip(shapes, dtypes, parts, strict=True)
+        _Guarded.result((launch.splits, *shape), sums) if partial else _Guarded.result(shape, dtype)
+        for shape, partial in zip(shapes, parts, strict=True)
     ]
     if all(launch.grid):
         (_in_interpreter if interpreting() else _on_gpu)(launch, *(inputs[slot] for slot in launch.operands), *results)
@@ -68,7 +59,7 @@ def run_all(
         assert guarded.array.tobytes() == operands[slot].tobytes(), f"{launch.name}: operand {slot} was changed"
     return [
         result.array.sum(axis=0, dtype=result.array.dtype).astype(dtype) if partial else result.array
-        for result, dtype, partial in zip(results, dtypes, parts, strict=True)
+        for result, partial in zip(results, parts, strict=True)
     ]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import harness
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import Call, Suite, changed, each
 from cases import random
+from epilogues import FUNCTIONS
 from scipy import special
 
 from jaxext.backends.triton.interpreter import DTYPES
@@ -19,24 +20,26 @@ from jaxext.kernels.epilogue import Epilogue
 
 B, T, C = 2, 21, 12
 CONFIG = Config(tile_c=8, strips=2, strip=4, num_warps=4)
-ACTIVATIONS = {  # and their derivatives, in float64
-    None: (lambda z: z, np.ones_like),
-    "silu": (lambda z: z * special.expit(z), lambda z: special.expit(z) * (1 + z * special.expit(-z))),
-    "relu": (lambda z: np.maximum(z, 0), lambda z: (z > 0) * 1.0),
-    "relu6": (lambda z: np.clip(z, 0, 6), lambda z: ((z > 0) & (z < 6)) * 1.0),
-    "squared_relu": (lambda z: np.maximum(z, 0) ** 2, lambda z: 2 * np.maximum(z, 0)),
-    "leaky_relu": (lambda z: np.where(z < 0, 0.01 * z, z), lambda z: np.where(z < 0, 0.01, 1.0)),
-    "sigmoid": (special.expit, lambda z: special.expit(z) * special.expit(-z)),
-    "tanh": (np.tanh, lambda z: 1 / np.cosh(z) ** 2),
-    "gelu": (lambda z: z * special.ndtr(z), lambda z: special.ndtr(z) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi)),
-    "gelu_tanh": (
-        lambda z: z * special.expit(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)),
-        lambda z: (
-            special.expit(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))
-            * (1 + z * special.expit(-2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)) * 2 * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * z * z))
-        ),
-    ),
+
+
+def slope_of_gelu_tanh(z):
+    u, inner = np.sqrt(8 / np.pi) * (z + 0.044715 * z**3), np.sqrt(8 / np.pi) * (1 + 3 * 0.044715 * z * z)
+    return special.expit(u) * (1 + z * special.expit(-u) * inner)
+
+
+SLOPES = {
+    None: np.ones_like,
+    "silu": lambda z: special.expit(z) * (1 + z * special.expit(-z)),
+    "relu": lambda z: (z > 0) * 1.0,
+    "relu6": lambda z: ((z > 0) & (z < 6)) * 1.0,
+    "squared_relu": lambda z: 2 * np.maximum(z, 0),
+    "leaky_relu": lambda z: np.where(z < 0, 0.01, 1.0),
+    "sigmoid": lambda z: special.expit(z) * special.expit(-z),
+    "tanh": lambda z: 1 / np.cosh(z) ** 2,
+    "gelu": lambda z: special.ndtr(z) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi),
+    "gelu_tanh": slope_of_gelu_tanh,
 }
+ACTIVATIONS = {name: (FUNCTIONS[name], slope) for name, slope in SLOPES.items()}  # and their derivatives, in float64
 
 
 def a_problem(role, taps=4, *, bias=True, state=False, idx=False, idx_of_states=False, activation="silu", dtype="fp32", B=B, T=T, C=C):
@@ -91,55 +94,88 @@ def near(problem, got, operands):
         np.testing.assert_allclose(one.astype(np.float64), want, rtol=8 * eps, atol=16 * eps * np.abs(want).max(initial=1))
 
 
-def check(problem, config=CONFIG, operands=None):
-    operands = operands or operands_of(problem)
-    shapes = [of.shape for of in true(problem, operands)]
-    near(problem, harness.run_all(causal.launch(problem, config), operands, shapes, problem.dtypes[0]), operands)
+class CausalCall(Call):
+    kernel, kinds = "causal", (False,)
+
+    def small(self) -> Config:
+        return CONFIG
+
+    def operands(self, integers=True):
+        return operands_of(self.problem)
+
+    @property
+    def shapes(self):
+        return tuple(result.shape for result in self.results(self.operands()))
+
+    def results(self, operands):
+        return true(self.problem, operands)
+
+    def judge(self, got, operands, exact, product_error=1):
+        near(self.problem, got, operands)
 
 
-def with_splits(problem, config=CONFIG):
-    return dataclasses.replace(config, splits=2) if problem.role == "backward" else config
+class SteepCall(CausalCall):
+    """Inputs are larger, so that an activation's ends are met."""
+
+    def operands(self, integers=True):
+        operands = super().operands(integers)
+        return operands | {"x": 4 * operands["x"]}
 
 
-@pytest.mark.parametrize("role", ["forward", "backward"])
-@pytest.mark.parametrize("taps", [1, 2, 4, 8])
-@pytest.mark.parametrize(
-    "given",
-    [{}, dict(state=True), dict(idx=True), dict(idx=True, state=True, idx_of_states=True), dict(bias=False, activation=None, state=True)],
-    ids=str,
-)
-def test_values(role, taps, given):
-    problem = a_problem(role, taps, **given)
-    check(problem, with_splits(problem))
+def a_call(role, taps=4, splits=1, **given) -> CausalCall:
+    """`splits`: of the derivative."""
+    return CausalCall.of(a_problem(role, taps, **given), splits=splits if role == "backward" else 1)
 
 
-@pytest.mark.parametrize("role", ["forward", "backward"])
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-def test_activations(role, activation):
-    problem = a_problem(role, activation=activation)
-    operands = operands_of(problem)
-    operands["x"] *= 4
-    check(problem, operands=operands)
+ROLES = ("forward", "backward")
+GIVEN = {
+    "plain": {},
+    "state": dict(state=True),
+    "packed": dict(idx=True),
+    "packed, state": dict(idx=True, state=True, idx_of_states=True),
+    "bare": dict(bias=False, activation=None, state=True),
+}
+TAPS = {"forward": (4, 31), "backward": (4, 8)}
+LARGE = [(1, 16384, 12288), (8, 2048, 5376), (1, 7, 3)]  # batch, steps, channels
 
 
-@pytest.mark.parametrize("role", ["forward", "backward"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_dtypes(role, dtype):
-    check(a_problem(role, dtype=dtype, state=True))
+class TestCausal(Suite):
+    """Results are near float64's: no activation is exact."""
 
+    call, most = CausalCall, 40
+    geometry = each(lambda role, taps, given: a_call(role, taps, 2, **GIVEN[given]), ROLES, [1, 2, 4, 8], GIVEN)
+    dtypes = each(lambda role, dtype: a_call(role, dtype=dtype, state=True), ROLES, ["bf16", "fp16"])
+    configs = [
+        *each(lambda role, steps: a_call(role, splits=2, T=steps, state=True), ROLES, [1, 2, 3, 4, 5, 8]),
+        *each(
+            lambda role, long, dtype: CausalCall.picked(a_problem(role, TAPS[role][long], dtype=dtype, state=True)),
+            ROLES, [0, 1], ["fp32", "bf16"],
+        ),
+    ]  # fmt: skip
+    activations = each(lambda role, activation: SteepCall(a_problem(role, activation=activation)), ROLES, ACTIVATIONS)
+    same_bits = each(lambda role: a_call(role, splits=2, state=True), ROLES)
+    refused_problems = changed(
+        CausalCall(a_problem("forward")),
+        (dict(J=32), "32 taps, its forward takes 31 at most"),
+        (dict(role="backward", J=9), "9 taps, its backward takes 8 at most"),
+        (dict(dtypes=("fp8e5", "fp32", "fp32")), "x is fp8e5, it takes fp32, bf16, fp16"),
+        (dict(state="i32"), "state is i32"),
+        (dict(epilogue=Epilogue(activation="swoosh")), "activation 'swoosh', want one of"),
+        (dict(B=2**21, T=2**10), "2097152 sequences of 1024 steps"),
+        (dict(arch=70), "compute capability 7.0"),
+    )
+    refused_configs = [
+        (CausalCall.of(a_problem("forward"), **{field: value}), f"{field} is")
+        for field, value in [("tile_c", 3), ("strips", 0), ("strip", 0), ("splits", 2)]
+    ]
+    candidates = each(
+        lambda role, shape: [dataclasses.replace(a_problem(role, dtype="bf16"), **dict(zip("BTC", shape, strict=True)))], ROLES, LARGE
+    )
 
-@pytest.mark.parametrize("role", ["forward", "backward"])
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 8])
-def test_short_sequences(role, steps):
-    problem = a_problem(role, T=steps, state=True)
-    check(problem, with_splits(problem))
-
-
-@pytest.mark.parametrize(("role", "taps"), [("forward", 4), ("forward", 31), ("backward", 4), ("backward", 8)])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_its_own_choice(role, taps, dtype):
-    problem = a_problem(role, taps, dtype=dtype, state=True)
-    check(problem, causal.candidates(problem)[0])
+    def check_candidate(self, problem, config, launch):
+        """The first moves whole vectors of 8 channels forward."""
+        if problem.role == "forward" and problem.C > 100 and config == causal.candidates(problem)[0]:
+            assert config.tile_c * config.strips == 8 * 32 * config.num_warps
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -154,47 +190,7 @@ def test_what_is_infinite_stays_in_its_sequence(role):
     for name in ("x", "d_y"):
         operands[name] = operands[name].copy()
         operands[name][1, 7:14] = np.inf
-    shape = (B, T, C)
-    shapes = [shape] if role == "forward" else [shape, (4, C), (C,)]
-    spoiled, want = (harness.run_all(causal.launch(problem, CONFIG), of, shapes, "fp32")[0] for of in (operands, clean))
+    spoiled, want = (CausalCall(problem).compute(of)[0] for of in (operands, clean))
     keep = np.ones((B, T), bool)
     keep[1, 7:14] = False
     np.testing.assert_array_equal(spoiled[keep], want[keep])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(J=32), "32 taps, its forward takes 31 at most"),
-        (dict(role="backward", J=9), "9 taps, its backward takes 8 at most"),
-        (dict(dtypes=("fp8e5", "fp32", "fp32")), "x is fp8e5, it takes fp32, bf16, fp16"),
-        (dict(state="i32"), "state is i32"),
-        (dict(epilogue=Epilogue(activation="swoosh")), "activation 'swoosh', want one of"),
-        (dict(B=2**21, T=2**10), "2097152 sequences of 1024 steps"),
-        (dict(arch=70), "compute capability 7.0"),
-    ],
-)
-def test_refusals(change, message):
-    problem = dataclasses.replace(a_problem("forward"), **change)
-    assert message in (causal.supports(problem) or "")
-    with pytest.raises(ValueError, match="causal_conv1d: "):
-        causal.launch(problem, CONFIG)
-
-
-@pytest.mark.parametrize("change", [dict(tile_c=3), dict(strips=0), dict(strip=0), dict(splits=2)], ids=str)
-def test_bad_configs(change):
-    (field,) = change
-    with pytest.raises(ValueError, match=f"causal_conv1d: {field} is"):
-        causal.launch(a_problem("forward"), dataclasses.replace(CONFIG, **change))
-
-
-@pytest.mark.parametrize("role", ["forward", "backward"])
-@pytest.mark.parametrize("shape", [(1, 16384, 12288), (8, 2048, 5376), (1, 7, 3)], ids=str)
-def test_candidates(role, shape):
-    """Some, that launch; the first moves whole vectors of 8 channels forward."""
-    batch, steps, channels = shape
-    problem = dataclasses.replace(a_problem(role, dtype="bf16"), B=batch, T=steps, C=channels)
-    configs = causal.candidates(problem)
-    assert configs and all(causal.launch(problem, config).grid[0] > 0 for config in configs)
-    if role == "forward" and channels > 100:
-        assert configs[0].tile_c * configs[0].strips == 8 * 32 * configs[0].num_warps

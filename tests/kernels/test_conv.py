@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import random
-from harness import check, run, skip_what_is_overwritten
+from calls import Call, Suite, each, factors
 
-from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.forms.window import Window
 from jaxext.kernels import conv
 from jaxext.kernels.conv import Config
 from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.launch import PRODUCTS_OF_PARTS
 
 OPEN = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 ROLES = tuple(OPEN)
@@ -98,16 +97,12 @@ def a_problem(
     )  # fmt: skip
 
 
-def shape(p: ConvProblem, slot: str) -> tuple[int, ...]:
-    return {"x": (p.B, p.N, *p.input, p.G, p.C), "w": (p.B, p.G, p.K, *p.filter, p.C), "y": (p.B, p.N, *p.output, p.G, p.K)}[slot]
+def shape(problem: ConvProblem, slot: str) -> tuple[int, ...]:
+    return problem.shapes[slot]
 
 
 def some_operands(problem: ConvProblem, integers: bool = True) -> dict[str, np.ndarray]:
-    slots = [slot for slot in "xwy" if slot != OPEN[problem.role]]
-    return {
-        slot: random(shape(problem, slot), DTYPES[dtype], seed, integers)
-        for seed, (slot, dtype) in enumerate(zip(slots, problem.dtypes, strict=False))
-    }
+    return factors(problem, OPEN[problem.role], integers)
 
 
 def true(problem: ConvProblem, operands) -> np.ndarray:
@@ -131,185 +126,10 @@ def _meetings(p: ConvProblem, axis: int, r: int) -> list[tuple[int, int]]:
     return [(o, place // di) for o, place in places if place % di == 0 and 0 <= place // di < p.input[axis]]
 
 
-def compute(problem: ConvProblem, config: Config, operands) -> np.ndarray:
-    skip_what_is_overwritten(conv, problem)
-    return run(conv.launch(problem, config), operands, shape(problem, OPEN[problem.role]), problem.dtypes[2])
-
-
-def check_exactly(problem: ConvProblem, config: Config) -> None:
-    operands = some_operands(problem)
-    check(compute(problem, config, operands), true(problem, operands))
-
-
-def refuses_packing(problem: ConvProblem) -> bool:
-    return problem.role == "wgrad" and any(di > 1 for di in problem.input_dilation)
-
-
 # Plain tiles have one tap each and take six times as long as packed ones.  Of the cases that resemble others, plain tiles are a slow test.
 SLOW = {"one_pixel", "whole_tiles", "stride_beyond_filter", "asymmetric", "beside_the_input", "groups_strided", "pointwise_1d", "no_input"}
 SLOW |= {"3d_transposed", "no_output_channels"}
-
-
-def test_the_slow_cases_are_cases():
-    assert SLOW < CASES.keys()
-
-
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        *(pytest.param(name, PLAIN, id=f"{name}-plain", marks=pytest.mark.slow if name in SLOW else ()) for name in CASES),
-        *(pytest.param(name, PACKED, id=f"{name}-packed") for name in CASES),
-    ],
-)
-@pytest.mark.parametrize("role", ROLES)
-def test_geometry(role, name, config):
-    problem = a_problem(role, **CASES[name])
-    if config.packed and refuses_packing(problem):
-        with pytest.raises(ValueError, match="packed, but an input dilation gives each tap its own targets"):
-            conv.launch(problem, config)
-    else:
-        check_exactly(problem, config)
-
-
-@pytest.mark.parametrize("dtypes", DTYPES_OF_A_CALL, ids="_".join)
-@pytest.mark.parametrize("role", ROLES)
-def test_dtypes(role, dtypes):
-    check_exactly(a_problem(role, input=(3, 4), stride=(2, 1), dtypes=dtypes), PACKED)
-
-
-@pytest.mark.parametrize("config", [PLAIN, PACKED], ids=["plain", "packed"])
-@pytest.mark.parametrize("groups", [2, 4])
-@pytest.mark.parametrize("role", ROLES)
-def test_groups_that_share_a_tile(role, groups, config):
-    check_exactly(a_problem(role, B=2, N=1, G=4, C=3, K=2, stride=(1, 2)), dataclasses.replace(config, groups=groups))
-
-
-@pytest.mark.parametrize("splits", [2, 5])
-@pytest.mark.parametrize("dtypes", [("bf16", "bf16", "bf16"), ("fp32", "bf16", "fp32")], ids="_".join)
-@pytest.mark.parametrize("role", ROLES)
-def test_splits(role, dtypes, splits):
-    """Of three to six steps, so some have nothing to add."""
-    config = Config(tile_m=16, tile_n=32, tile_k=16, packed=True, splits=splits)
-    check_exactly(a_problem(role, B=2, N=1, C=9, K=9, input=(6, 7), filter=(3, 2), stride=(1, 2), dtypes=dtypes), config)
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_splits_of_integers(role):
-    check_exactly(a_problem(role, dtypes=("i8", "i8", "i32")), dataclasses.replace(PACKED, splits=2))
-
-
-@pytest.mark.parametrize(
-    "case, result",
-    [(dict(stride=(2, 1)), "i8"), (dict(stride=(2, 1)), "i32"), (dict(N=1, G=4, C=1, K=1), "i8"), (dict(N=1, G=2, C=1, K=3), "i32")],
-    ids=["dense_i8", "dense_i32", "depthwise_i8", "multiplier_i32"],
-)
-@pytest.mark.parametrize("role", ROLES)
-def test_integers_of_any_size(role, case, result):
-    """The whole range of int8: sums exceed it, and wrap in an int8 result as everywhere in XLA.  Groups of one channel are such products
-    too, since the depthwise kernels add up in float32."""
-    problem = a_problem(role, input=(3, 4), filter=(3, 2), **case, dtypes=("i8", "i8", result))
-    shapes = {slot: x.shape for slot, x in some_operands(problem).items()}
-    operands = {slot: np.random.default_rng(i).integers(-128, 128, shape).astype(np.int8) for i, (slot, shape) in enumerate(shapes.items())}
-    want = true(problem, operands)
-    assert np.abs(want).max() > 127
-    for config in (dataclasses.replace(PACKED, splits=2), conv.candidates(problem)[0]):
-        check(compute(problem, config, operands), want)
-
-
-def test_long_sums_of_integers_are_split():
-    """Tensor cores saturate (mma's satfinite) where a sum leaves int32; sums of shorter shares are added up by XLA, and wrap."""
-    problem = a_problem("wgrad", N=32, input=(112, 112), C=64, K=64, dtypes=("i8", "i8", "i32"))
-    positions = 32 * 112 * 112
-    for config in conv.candidates(problem):
-        assert -(-positions // config.splits) < 2**17
-    with pytest.raises(ValueError, match="adds up 401408 products of int8, tensor cores may saturate with 131072"):
-        conv.launch(problem, dataclasses.replace(conv.candidates(problem)[0], splits=1))
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_splits_of_phases(role):
-    """The phases of a transposed convolution have taps of different numbers, some none."""
-    check_exactly(a_problem(role, input=(3, 3), input_dilation=(3, 1), stride=(1, 3), filter=(2, 2)), dataclasses.replace(PLAIN, splits=3))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("role", ROLES)
-def test_rounding(role, dtype):
-    problem = a_problem(role, stride=(2, 1), dtypes=(dtype, dtype, dtype), precision="ieee")
-    operands = some_operands(problem, integers=False)
-    magnitudes = {slot: np.abs(x) for slot, x in operands.items()}
-    check(compute(problem, PACKED, operands), true(problem, operands), true(problem, magnitudes))
-
-
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("role", ROLES)
-def test_same_bits_twice(role, splits):
-    problem = a_problem(role, dtypes=("fp32", "fp32", "fp32"))
-    operands = some_operands(problem, integers=False)
-    once, again = (compute(problem, dataclasses.replace(PACKED, splits=splits), operands) for _ in range(2))
-    assert once.tobytes() == again.tobytes()
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_the_picked_config(role):
-    problem = a_problem(role, N=1, stride=(2, 2))
-    check_exactly(problem, conv.candidates(problem)[0])
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_a_wrong_geometry_is_found(role):
-    problem = a_problem(role)
-    operands = some_operands(problem)
-    shifted = dataclasses.replace(problem, low=(0, 1, 2))
-    with pytest.raises(AssertionError, match="are wrong"):
-        check(compute(shifted, PACKED, operands), true(problem, operands))
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(tile_m=24), "tile_m is 24, want a power of two, at least 16"),
-        (dict(tile_k=8), "tile_k is 8, want a power of two, at least 16"),
-        (dict(groups=3), "has 3 groups to a tile, which do not divide 4"),
-        (
-            dict(tile_m=256, tile_n=256, tile_k=128, num_warps=16),
-            "needs 393216 bytes of shared memory, compute capability 9.0 has 232448",
-        ),
-        (dict(tile_m=256, tile_n=128), "has 256 sums to a thread, registers hold 128"),
-    ],
-)
-def test_configs_that_do_not_fit(change, message):
-    with pytest.raises(ValueError, match=f"conv2d_fprop: .*{message}"):
-        conv.launch(a_problem("fprop", G=4), dataclasses.replace(PLAIN, **change))
-
-
-@pytest.mark.parametrize("precision", ["tf32x3", "bf16x3", "bf16x6"])
-def test_sums_of_parts_that_exceed_tensor_memory_are_refused(precision):
-    """Triton would make an empty kernel of them."""
-    problem = a_problem("fprop", dtypes=("fp32",) * 3, precision=precision, arch=100)
-    config = conv.Config(tile_m=128, tile_n=256, tile_k=16, num_warps=16)
-    with pytest.raises(ValueError, match="conv2d_fprop: .* needs (784|1552) columns of tensor memory, compute capability 10.0 has 512"):
-        conv.launch(problem, config)
-    conv.launch(dataclasses.replace(problem, precision="tf32"), config)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(dtypes=("fp64", "fp64", "fp64")), "operands fp64 and fp64 into fp64"),
-        (dict(dtypes=("i8", "bf16", "fp32")), "operands i8 and bf16 into fp32"),
-        (dict(dtypes=("i8", "i8", "fp32")), "int8 gives int8 or int32, not fp32"),
-        (dict(dtypes=("fp8e5", "fp8e5", "fp32"), arch=80), "8-bit floats need compute capability 8.9, got 8.0"),
-        (dict(arch=75), "compute capability 7.5, want one of"),
-        (dict(input=(1 << 16, 1 << 15)), "4294967296 positions, it takes fewer than"),
-        (dict(C=1 << 14, K=1 << 14), "a filter of 2415919104 elements, it takes fewer than"),
-    ],
-)
-def test_problems_that_it_lacks(change, message):
-    problem = a_problem("fprop", **change)
-    assert conv.supports(a_problem("fprop")) is None
-    with pytest.raises(ValueError, match=f"conv2d_fprop: {message}"):
-        conv.launch(problem, PLAIN)
+assert SLOW < CASES.keys()
 
 
 NETWORK = {
@@ -322,21 +142,132 @@ NETWORK = {
     "per_example": dict(B=64, N=1, input=(28, 28), C=64, K=64),
     "video": dict(N=4, input=(16, 56, 56), filter=(3, 3, 3), C=64, K=64),
 }
+KINDS: list[dict[str, Any]] = [
+    *(dict(arch=arch) for arch in (80, 86, 89, 90, 100, 120)),
+    *(dict(dtypes=("fp32",) * 3, precision=precision) for precision in ("tf32", "tf32x3", "bf16x3", "bf16x6", "ieee")),
+    *(dict(dtypes=("i8", "i8", "i32")), dict(dtypes=("fp8e5", "fp8e5", "bf16"))),
+]
 
 
-@pytest.mark.parametrize("case", NETWORK.values(), ids=NETWORK.keys())
+class ConvCall(Call):
+    kernel, open = "conv", OPEN
+
+    def small(self) -> Config:
+        return PLAIN
+
+    def sums(self, operands) -> np.ndarray:
+        return true(self.problem, {slot: operands[slot] for slot in "xwy" if slot in operands})
+
+
+def a_call(role, case: dict[str, Any], config=PACKED, **changes) -> ConvCall:
+    return ConvCall(a_problem(role, **case), dataclasses.replace(config, **changes))
+
+
+def refuses_packing(problem: ConvProblem) -> bool:
+    return problem.role == "wgrad" and any(di > 1 for di in problem.input_dilation)
+
+
+FEW = dict(B=2, N=1, G=4, C=3, K=2, stride=(1, 2))
+DEEP = dict(B=2, N=1, C=9, K=9, input=(6, 7), filter=(3, 2), stride=(1, 2))  # three to six steps
+SPLIT = Config(tile_m=16, tile_n=32, tile_k=16, packed=True)
+INTEGERS = ("i8", "i8", "i32")
+# The phases of a transposed convolution have taps of different numbers, some none.
+PHASES = dict(input=(3, 3), input_dilation=(3, 1), stride=(1, 3), filter=(2, 2))
+SHORT = dict(input=(9,), filter=(3,), padding=((1, 1),), N=1)
+
+
+class TestConv(Suite):
+    call, most = ConvCall, 100
+    geometry = [
+        *each(lambda role, name, _: a_call(role, CASES[name], PLAIN), ROLES, CASES, ["plain"], slow=lambda role, name, _: name in SLOW),
+        *each(
+            lambda role, name, _: None if refuses_packing((call := a_call(role, CASES[name])).problem) else call, ROLES, CASES, ["packed"]
+        ),
+    ]
+    dtypes = each(lambda role, dtypes: a_call(role, dict(input=(3, 4), stride=(2, 1), dtypes=dtypes)), ROLES, DTYPES_OF_A_CALL)
+    configs = [
+        *each(lambda role, n, config: a_call(role, FEW, config, groups=n), ROLES, [2, 4], [PLAIN, PACKED]),
+        *each(
+            lambda role, dtypes, splits: a_call(role, DEEP | {"dtypes": dtypes}, SPLIT, splits=splits),
+            ROLES, [("bf16", "bf16", "bf16"), ("fp32", "bf16", "fp32")], [2, 5],
+        ),
+        *each(lambda role: a_call(role, dict(dtypes=INTEGERS), splits=2), ROLES),
+        *each(lambda role: a_call(role, PHASES, PLAIN, splits=3), ROLES),
+        *each(lambda role: ConvCall.picked(a_problem(role, N=1, stride=(2, 2))), ROLES),
+    ]  # fmt: skip
+    rounding = each(lambda role, dtype: a_call(role, dict(stride=(2, 1), dtypes=(dtype,) * 3, precision="ieee")), ROLES, FLOATS)
+    same_bits = each(lambda role, splits: a_call(role, dict(dtypes=("fp32",) * 3), splits=splits), ROLES, [1, 3])
+    wrong_launches = each(lambda role: (a_call(role, {}), dict(low=(0, 1, 2)), "are wrong"), ROLES)
+    refused_problems = [
+        (a_call("fprop", change, PLAIN), f"^{reason}")
+        for change, reason in [
+            (dict(dtypes=("fp64", "fp64", "fp64")), "operands fp64 and fp64 into fp64"),
+            (dict(dtypes=("i8", "bf16", "fp32")), "operands i8 and bf16 into fp32"),
+            (dict(dtypes=("i8", "i8", "fp32")), "int8 gives int8 or int32, not fp32"),
+            (dict(dtypes=("fp8e5", "fp8e5", "fp32"), arch=80), "8-bit floats need compute capability 8.9, got 8.0"),
+            (dict(arch=75), "compute capability 7.5, want one of"),
+            (dict(input=(1 << 16, 1 << 15)), "4294967296 positions, it takes fewer than"),
+            (dict(C=1 << 14, K=1 << 14), "a filter of 2415919104 elements, it takes fewer than"),
+        ]
+    ]
+    # numbers that 32 bits do not hold: they were taken, and wrapped, or did not compile, or had no config at all
+    refused_problems += [
+        (a_call(role, SHORT | change, PLAIN), rf"^({reason}|\d+ positions, it takes fewer)")
+        for change, reason in [
+            (dict(input=(2**32,), stride=(4,)), "a spatial axis that reaches to 4294967"),
+            (dict(input=(2**32,), stride=(4,), padding=((0, -(2**32) + 9),)), "a spatial axis that reaches to 4294967"),
+            (dict(stride=(2**31,)), "a spatial axis that reaches to 2147483648"),
+            (dict(stride=(2**40,), padding=((2**31, 2**31),)), "a spatial axis that reaches to"),
+            (dict(filter_dilation=(2**30,), padding=((0, 2**31),)), "a spatial axis that reaches to"),
+            (dict(input_dilation=(2**30,), stride=(2**29,)), "a spatial axis that reaches to"),
+            (dict(C=2**16, K=2**15 - 1, filter=(1,)), "a filter of 2147418112 elements, it takes fewer than"),
+            (dict(B=2**26, G=64, C=64, K=64), r"\d+ small tiles, and no larger ones that suit it are 2147483647 or fewer"),
+        ]
+        for role in ROLES
+    ]
+    refused_configs = [
+        (ConvCall.picked(a_problem("fprop", **NETWORK["resnet_3x3"]), num_stages=20), r"needs \d+ bytes of shared memory, .* 232448"),
+        *(
+            (a_call("fprop", dict(G=4), PLAIN, **change), reason)
+            for change, reason in [
+                (dict(tile_m=24), "tile_m is 24, want a power of two, at least 16"),
+                (dict(tile_k=8), "tile_k is 8, want a power of two, at least 16"),
+                (dict(groups=3), "has 3 groups to a tile, which do not divide 4"),
+                (dict(tile_m=256, tile_n=256, tile_k=128, num_warps=16), "needs 393216 bytes of shared memory, .* 9.0 has 232448"),
+                (dict(tile_m=256, tile_n=128), "has 256 sums to a thread, registers hold 128"),
+            ]
+        ),
+        *(
+            (a_call("wgrad", case), "packed, but an input dilation gives each tap its own targets")
+            for case in CASES.values()
+            if refuses_packing(a_problem("wgrad", **case))
+        ),
+    ]  # fmt: skip
+    tensor_memory = each(
+        lambda precision: a_call(
+            "fprop", dict(dtypes=("fp32",) * 3, precision=precision, arch=100), PLAIN, tile_m=128, tile_n=256, num_warps=16
+        ),
+        PRODUCTS_OF_PARTS,
+    )
+    long_sums_of_integers = [(a_problem("wgrad", N=32, input=(112, 112), C=64, K=64, dtypes=INTEGERS), 32 * 112 * 112)]
+    candidates = each(lambda role, name: [a_problem(role, **NETWORK[name], **kind) for kind in KINDS], ROLES, NETWORK)
+
+
+@pytest.mark.parametrize(
+    "case, result",
+    [(dict(stride=(2, 1)), "i8"), (dict(stride=(2, 1)), "i32"), (dict(N=1, G=4, C=1, K=1), "i8"), (dict(N=1, G=2, C=1, K=3), "i32")],
+    ids=["dense_i8", "dense_i32", "depthwise_i8", "multiplier_i32"],
+)
 @pytest.mark.parametrize("role", ROLES)
-def test_candidates_of_networks(role, case):
-    """Each fits, and the pick is one of them, the same every time."""
-    kinds: list[dict[str, Any]] = [dict(arch=arch) for arch in (80, 86, 89, 90, 100, 120)]
-    kinds += [dict(dtypes=("fp32",) * 3, precision=precision) for precision in ("tf32", "tf32x3", "bf16x3", "bf16x6", "ieee")]
-    kinds += [dict(dtypes=("i8", "i8", "i32")), dict(dtypes=("fp8e5", "fp8e5", "bf16"))]
-    for kind in kinds:
-        problem = a_problem(role, **case, **kind)
-        candidates = conv.candidates(problem)
-        assert candidates
-        assert all(conv.launch(problem, config).grid == conv.grid(problem, config) for config in candidates)
-        assert conv.candidates(problem)[0] == conv.candidates(problem)[0] in candidates
+def test_integers_of_any_size(role, case, result):
+    """The whole range of int8: sums exceed it, and wrap in an int8 result as everywhere in XLA.  Groups of one channel are such products
+    too, since the depthwise kernels add up in float32."""
+    call = a_call(role, dict(input=(3, 4), filter=(3, 2), **case, dtypes=("i8", "i8", result)), splits=2)
+    shapes = {slot: x.shape for slot, x in call.operands().items()}
+    operands = {slot: np.random.default_rng(i).integers(-128, 128, shape).astype(np.int8) for i, (slot, shape) in enumerate(shapes.items())}
+    assert np.abs(call.sums(operands)).max() > 127
+    for each_config in (call, ConvCall.picked(call.problem)):
+        each_config.check(operands=operands)
 
 
 def test_picks_suit_their_networks():

@@ -5,13 +5,11 @@ knows of phases, strips or pieces.
 """
 
 import dataclasses
-import re
 
-import harness
 import numpy as np
 import pytest
+from calls import Call, Suite, each, factors
 
-from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import depthwise
 from jaxext.kernels.geometry import ConvProblem
 
@@ -109,22 +107,11 @@ def of_role(case: ConvProblem, role: str, dtype: str = "fp32", **changes) -> Con
 
 
 def shape_of(case: ConvProblem, slot: str) -> tuple[int, ...]:
-    return {
-        "x": (case.B, case.N, *case.input, case.G, 1),
-        "w": (case.B, case.G, case.K, *case.filter, 1),
-        "y": (case.B, case.N, *case.output, case.G, case.K),
-    }[slot]
+    return case.shapes[slot]
 
 
 def operands_of(case: ConvProblem, integers: bool = True) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(sum(map(ord, case.name)))
-    slots = [slot for slot in SLOTS if slot != ROLES[case.role]]
-
-    def draw(slot, dtype):
-        shape = shape_of(case, slot)
-        return (rng.integers(-3, 4, shape) if integers else rng.normal(size=shape)).astype(DTYPES[dtype])
-
-    return {slot: draw(slot, dtype) for slot, dtype in zip(slots, case.dtypes, strict=False)}
+    return factors(case, ROLES[case.role], integers)
 
 
 def truth(case: ConvProblem, operands) -> np.ndarray:
@@ -140,22 +127,108 @@ def truth(case: ConvProblem, operands) -> np.ndarray:
     return y.reshape(shape_of(case, open_slot))
 
 
-def small(case: ConvProblem, **changes) -> depthwise.Config:
-    """Tiles of 4 rows and 8 channels: the interpreter takes a time per operation, whatever the size, and edges are to be met."""
-    lanes = 2 if case.role == "wgrad" else 1
-    return depthwise.Config(**{"tile_g": 8, "strips": 8 // lanes, "strip": 3, "pieces": lanes, "num_warps": 1, **changes})
+LARGE = {  # problems of models, in bfloat16
+    "mamba": problem((2048,), (4,), G=5376, N=8, low=3),
+    "hyena": problem((16384,), (4,), G=12288, low=3),
+    "convnext 56": problem((56, 56), (7, 7), G=96, N=128, low=3, high=3),
+    "convnext 7": problem((7, 7), (7, 7), G=768, N=128, low=3, high=3),
+    "mobilenet stride 2": problem((56, 56), (3, 3), G=144, N=128, stride=2, high=1),
+    "efficientnet 5x5": problem((28, 28), (5, 5), G=240, N=128, low=2, high=2),
+    "wavenet": problem((16384,), (2,), G=64, N=4, low=512, filter_dilation=512),
+    "video": problem((16, 28, 28), (3, 3, 3), G=64, N=2, low=1, high=1),
+    "k31": problem((4096,), (31,), G=256, N=2, low=15, high=15),
+}
 
 
-def run(case: ConvProblem, operands, config: depthwise.Config) -> np.ndarray:
-    return harness.run(depthwise.launch(case, config), operands, shape_of(case, ROLES[case.role]), case.dtypes[2])
+class DepthwiseCall(Call):
+    kernel, open = "depthwise", ROLES
+
+    def small(self) -> depthwise.Config:
+        """Tiles of 4 rows and 8 channels: the interpreter takes a time per operation, whatever the size, and edges are to be met."""
+        lanes = 2 if self.problem.role == "wgrad" else 1
+        return depthwise.Config(tile_g=8, strips=8 // lanes, strip=3, pieces=lanes, num_warps=1)
+
+    def sums(self, operands) -> np.ndarray:
+        return truth(self.problem, {slot: operands[slot] for slot in SLOTS if slot in operands})
 
 
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("name", CASES)
-def test_geometry(name, role):
-    case = of_role(CASES[name], role)
-    operands = operands_of(case)
-    harness.check(run(case, operands, small(case)), truth(case, operands))
+# Of a dilated, strided row: neighbours within a strip are not neighbours in memory.
+STRIDED = problem((29,), (3,), G=3, stride=2, filter_dilation=3, low=2, high=3)
+SPLITS = {"causal k4": 2, "3x3 stride 2": 3, "transposed 4x4": 2, "batched filters, multiplier": 2, "causal k2": 7}  # some parts are empty
+PICKED = each(
+    lambda role, name: DepthwiseCall.picked(of_role(CASES[name], role, "bf16")),
+    ROLES,
+    ["causal k4", "3x3", "transposed 4x4", "multiplier 2"],
+)
+IN_PARTS = each(lambda name: DepthwiseCall.of(of_role(CASES[name], "wgrad"), splits=SPLITS[name]), SPLITS)
+STRIPS = "2147483648 strips, it takes fewer than 2146435072"
+PLACES = r"places up to \d+ along an axis, it takes those below 1073741824"
+
+
+class TestDepthwise(Suite):
+    call, most = DepthwiseCall, 6
+    geometry = each(lambda role, name: DepthwiseCall(of_role(CASES[name], role)), ROLES, CASES)
+    configs = [*each(lambda role, n: DepthwiseCall.of(of_role(STRIDED, role), strip=n), ROLES, [1, 2, 5, 8]), *PICKED, *IN_PARTS]
+    same_bits = [*PICKED, *IN_PARTS]
+    rounding = each(
+        lambda role, dtypes: DepthwiseCall(dataclasses.replace(of_role(CASES["3x3 stride 2"], role, N=2), dtypes=dtypes)),
+        ROLES,
+        [("bf16",) * 3, ("fp16",) * 3, ("fp32", "bf16", "fp32"), ("fp16", "bf16", "fp32"), ("bf16", "fp32", "bf16")],
+    )
+    # a kernel for slightly other numbers gives another result, or leaves some of it unwritten
+    wrong_launches = [
+        (DepthwiseCall(CASES["3x3"]), change, "wrong|never written|written beside")
+        for change in [{"low": (0, 1, 0)}, {"stride": (1, 1, 2)}, {"filter_dilation": (1, 2, 1)}, {"N": 1}]
+    ]
+    # numbers beyond 32 bits became negative, below every bound that is checked: a strip, or a place far outside, counted as one inside
+    refused_problems = [
+        *(
+            (DepthwiseCall(of_role(CASES["3x3"], "fprop", dtype)), f"^dtype {dtype}, it takes fp32, bf16, fp16$")
+            for dtype in ["i8", "fp8e4nv"]
+        ),
+        (DepthwiseCall(CASES["3x3"]).with_problem(C=2), "^2 input channels per group, it takes 1$"),
+        (DepthwiseCall(CASES["3x3"]).with_problem(arch=75), "compute capability 7.5, want one of 8.0"),
+        *(
+            (DepthwiseCall(of_role(case, role)), f"^{reason}$")
+            for case, reason in [
+                (problem((2**28,), (2,), N=8, low=1), STRIPS),
+                (problem((4,), (2,), N=2**22, low=512, filter_dilation=512), STRIPS),  # they are shorter than their dilation
+                (problem((4,), (3,), low=2**30, filter_dilation=2**29), PLACES),
+                (problem((2**30, 2), (1, 1), stride=(3, 1)), PLACES),
+                (problem((2**31 + 8,), (1,), high=-(2**31)), PLACES),
+            ]
+            for role in ROLES
+        ),
+    ]
+    LAST = of_role(problem((2**19,), (1,), N=2**12 - 4, G=2), "wgrad")  # the last part of its sum has a number
+    refused_configs = [
+        (DepthwiseCall.picked(of_role(LARGE["mamba"], "fprop", "bf16"), strip=64), r"needs \d+ registers per thread, there are 255"),
+        (DepthwiseCall.of(LAST, strip=1, splits=2**20), r"numbers \d+ strips, the limit is 2\^31"),
+        *(
+            (DepthwiseCall.of(of_role(CASES["3x3"], role), **changes), reason)
+            for role, changes, reason in [
+                ("fprop", {"tile_g": 12}, "tile_g is 12, want a power of two"),
+                ("wgrad", {"pieces": 0}, "pieces is 0, want a power of two"),
+                ("fprop", {"strip": 0}, "strip is 0, want at least 1"),
+                ("dgrad", {"splits": 2}, "pieces=1 and splits=2, want 1 for dgrad"),
+                ("fprop", {"strips": 256}, r"Config\(.*\) needs \d+ registers per thread, there are 255"),
+            ]
+        ),
+    ]
+    candidates = [
+        *each(
+            lambda role, dtype, name: [of_role(LARGE[name], role, dtype, arch=arch) for arch in (80, 86, 89, 90, 100, 120)],
+            ROLES, depthwise.FLOATS, LARGE,
+        ),
+        pytest.param([LAST], id="last part"),
+    ]  # fmt: skip
+
+    def check_candidate(self, problem, config, launch):
+        """A thread loads 16 bytes of channels."""
+        assert (launch.name, launch.num_warps) == (problem.name, config.num_warps)
+        if problem.G >= 64:
+            numbers = 4 if problem.dtypes[0] == "fp32" else 2
+            assert config.strips * config.pieces * config.tile_g * numbers == 16 * 32 * config.num_warps
 
 
 @pytest.mark.parametrize("role", ["fprop", "dgrad"])
@@ -170,84 +243,8 @@ def test_an_infinity_reaches_only_targets_that_meet_it(taps, dilation, role):
     met = truth(case, operands | {"w": np.ones_like(operands["w"])}) > 0
     source[source > 0] = np.inf
     with np.errstate(invalid="ignore"):
-        got = run(case, operands, small(case))
+        (got,) = DepthwiseCall(case).compute(operands)
     np.testing.assert_array_equal(np.isfinite(got), ~met)
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("width", [1, 2, 5, 8])
-def test_width_of_strips(width, role):
-    """Of a dilated, strided row: neighbours within a strip are not neighbours in memory."""
-    case = of_role(problem((29,), (3,), G=3, stride=2, filter_dilation=3, low=2, high=3), role)
-    operands = operands_of(case)
-    harness.check(run(case, operands, small(case, strip=width)), truth(case, operands))
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize(
-    "dtypes", [("bf16",) * 3, ("fp16",) * 3, ("fp32", "bf16", "fp32"), ("fp16", "bf16", "fp32"), ("bf16", "fp32", "bf16")]
-)
-def test_dtypes(dtypes, role):
-    """The result is the float32 sum, rounded once."""
-    case = of_role(CASES["3x3 stride 2"], role, N=2)
-    case = dataclasses.replace(case, dtypes=dtypes)
-    operands = operands_of(case, integers=False)
-    magnitudes = truth(case, {slot: np.abs(x.astype(np.float64)) for slot, x in operands.items()})
-    harness.check(run(case, operands, small(case)), truth(case, operands), magnitudes)
-
-
-@pytest.mark.parametrize(
-    "name, splits", [("causal k4", 2), ("3x3 stride 2", 3), ("transposed 4x4", 2), ("batched filters, multiplier", 2), ("causal k2", 7)]
-)
-def test_wgrad_in_parts(name, splits):
-    """Parts of the sum, some of them empty, add up; twice the same bits."""
-    case = of_role(CASES[name], "wgrad")
-    config = small(case, splits=splits)
-    operands = operands_of(case)
-    harness.check(run(case, operands, config), truth(case, operands))
-    operands = operands_of(case, integers=False)
-    first, second = (run(case, operands, config) for _ in range(2))
-    np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("name", ["causal k4", "3x3", "transposed 4x4", "multiplier 2"])
-def test_what_is_picked(name, role):
-    """In bfloat16, and twice the same bits."""
-    case = of_role(CASES[name], role, "bf16")
-    operands = operands_of(case)
-    first, second = (run(case, operands, depthwise.candidates(case)[0]) for _ in range(2))
-    harness.check(first, truth(case, operands))
-    np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
-
-
-LARGE = {  # problems of models, in bfloat16
-    "mamba": problem((2048,), (4,), G=5376, N=8, low=3),
-    "hyena": problem((16384,), (4,), G=12288, low=3),
-    "convnext 56": problem((56, 56), (7, 7), G=96, N=128, low=3, high=3),
-    "convnext 7": problem((7, 7), (7, 7), G=768, N=128, low=3, high=3),
-    "mobilenet stride 2": problem((56, 56), (3, 3), G=144, N=128, stride=2, high=1),
-    "efficientnet 5x5": problem((28, 28), (5, 5), G=240, N=128, low=2, high=2),
-    "wavenet": problem((16384,), (2,), G=64, N=4, low=512, filter_dilation=512),
-    "video": problem((16, 28, 28), (3, 3, 3), G=64, N=2, low=1, high=1),
-    "k31": problem((4096,), (31,), G=256, N=2, low=15, high=15),
-}
-
-
-@pytest.mark.parametrize("dtype", depthwise.FLOATS)
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("name", LARGE)
-def test_candidates(name, role, dtype):
-    """There are some, all of which can be launched, and pick takes one of them; a thread loads 16 bytes of channels."""
-    for arch in (80, 86, 89, 90, 100, 120):
-        case = of_role(LARGE[name], role, dtype, arch=arch)
-        found = depthwise.candidates(case)
-        assert 1 <= len(found) <= 6
-        assert depthwise.candidates(case)[0] in found
-        for config in found:
-            launch = depthwise.launch(case, config)
-            assert (launch.name, launch.splits, launch.num_warps) == (case.name, config.splits, config.num_warps)
-            assert config.strips * config.pieces * config.tile_g * (4 if dtype == "fp32" else 2) == 16 * 32 * config.num_warps
 
 
 def test_a_multiprocessor_has_enough_to_do():
@@ -255,68 +252,3 @@ def test_a_multiprocessor_has_enough_to_do():
     long, short = of_role(LARGE["convnext 56"], "wgrad", "bf16"), of_role(CASES["3x3"], "wgrad", "bf16")
     assert 132 <= depthwise.grid(long, depthwise.candidates(long)[0])[0] <= 6 * 132
     assert depthwise.candidates(short)[0].splits == 1
-
-
-@pytest.mark.parametrize("dtype", ["i8", "fp8e4nv"])
-def test_other_dtypes_are_refused(dtype):
-    case = of_role(CASES["3x3"], "fprop", dtype)
-    assert depthwise.supports(case) == f"dtype {dtype}, it takes fp32, bf16, fp16"
-    with pytest.raises(ValueError, match=f"conv2d_fprop: dtype {dtype}, it takes"):
-        depthwise.launch(case, small(case))
-
-
-def test_other_problems_are_refused():
-    case = CASES["3x3"]
-    assert depthwise.supports(case) is None
-    assert depthwise.supports(dataclasses.replace(case, C=2)) == "2 input channels per group, it takes 1"
-    assert "compute capability 7.5, want one of 8.0" in (depthwise.supports(dataclasses.replace(case, arch=75)) or "")
-
-
-@pytest.mark.parametrize(
-    "case, reason",
-    [
-        (problem((2**28,), (2,), N=8, low=1), "2147483648 strips, it takes fewer than 2146435072"),
-        (problem((4,), (2,), N=2**22, low=512, filter_dilation=512), "2147483648 strips, it takes fewer than 2146435072"),
-        (problem((4,), (3,), low=2**30, filter_dilation=2**29), r"places up to \d+ along an axis, it takes those below 1073741824"),
-        (problem((2**30, 2), (1, 1), stride=(3, 1)), r"places up to \d+ along an axis, it takes those below 1073741824"),
-        (problem((2**31 + 8,), (1,), high=-(2**31)), r"places up to \d+ along an axis, it takes those below 1073741824"),
-    ],
-    ids=["positions", "strips shorter than their dilation", "dilation", "stride", "input"],
-)
-@pytest.mark.parametrize("role", ROLES)
-def test_numbers_beyond_32_bits_are_refused(case, reason, role):
-    """They became negative, which is below every bound that is checked: a strip, or a place far outside, then counted as one inside."""
-    assert re.fullmatch(reason, depthwise.supports(of_role(case, role)) or "")
-
-
-def test_the_last_part_of_a_sum_has_a_number():
-    case = of_role(problem((2**19,), (1,), N=2**12 - 4, G=2), "wgrad")
-    assert depthwise.supports(case) is None and all(depthwise.launch(case, config) for config in depthwise.candidates(case))
-    with pytest.raises(ValueError, match=r"numbers \d+ strips, the limit is 2\^31"):
-        depthwise.launch(case, small(case, strip=1, splits=2**20))
-
-
-@pytest.mark.parametrize(
-    "role, changes, message",
-    [
-        ("fprop", {"tile_g": 12}, "tile_g is 12, want a power of two"),
-        ("wgrad", {"pieces": 0}, "pieces is 0, want a power of two"),
-        ("fprop", {"strip": 0}, "strip is 0, want at least 1"),
-        ("dgrad", {"splits": 2}, "pieces=1 and splits=2, want 1 for dgrad"),
-        ("fprop", {"strips": 256}, r"Config\(.*\) needs \d+ registers per thread, there are 255"),
-    ],
-)
-def test_bad_configs_are_refused(role, changes, message):
-    case = of_role(CASES["3x3"], role)
-    with pytest.raises(ValueError, match=f"conv2d_{role}: {message}"):
-        depthwise.launch(case, small(case, **changes))
-
-
-@pytest.mark.parametrize("change", [{"low": (0, 1, 0)}, {"stride": (1, 1, 2)}, {"filter_dilation": (1, 2, 1)}, {"N": 1}], ids=str)
-def test_the_check_finds_another_problem(change):
-    """A kernel for slightly other numbers gives another result, or leaves some of it unwritten."""
-    case = CASES["3x3"]
-    operands = operands_of(case)
-    with pytest.raises(AssertionError):
-        launch = depthwise.launch(dataclasses.replace(case, **change), small(case))
-        harness.check(harness.run(launch, operands, shape_of(case, "y"), "fp32"), truth(case, operands))

@@ -1,17 +1,15 @@
 """kernels/gram in Triton's interpreter: against float64, bit for bit symmetric, with every tile written once."""
 
 import dataclasses
-import functools
 import os
 
-import harness
 import jax
 import numpy as np
 import pytest
+from calls import Call, Suite, absolute, each
 from cases import random
 
 import jaxext
-from jaxext import testing
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.families import gram as family
 from jaxext.kernels import gram
@@ -19,52 +17,92 @@ from jaxext.kernels.matmul import Config
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1")
 CONFIG = Config(tile_m=16, tile_n=16, tile_k=16)
-WIDE = dataclasses.replace(CONFIG, tile_m=32)  # twice as many rows as columns
 
 
 def a_problem(rows=40, depth=24, dtypes=("bf16", "fp32"), B=1, arch=90, **added):
     return gram.Problem(
-        name="gram",
-        role="nt",
-        B=B,
-        M=rows,
-        K=rows,
-        N=depth,
-        dtypes=(dtypes[0], dtypes[0], dtypes[1]),
-        precision="ieee",
-        arch=arch,
-        **added,
+        name="gram", role="nt", B=B, M=rows, K=rows, N=depth, dtypes=(dtypes[0], *dtypes), precision="ieee", arch=arch, **added
+    )  # fmt: skip
+
+
+class GramCall(Call):
+    kernel = "gram"
+
+    def small(self) -> Config:
+        return dataclasses.replace(CONFIG, tile_k=16 if self.problem.bits > 8 else 32)
+
+    def operands(self, integers=True):
+        problem = self.problem
+        operands = {"c": random((problem.B, problem.M, problem.N), DTYPES[problem.dtypes[0]], 0, integers)}
+        if problem.addend:
+            square = random((problem.B, problem.M, problem.M), np.float32, 1, integers)
+            operands["addend"] = (square + square.swapaxes(1, 2)).astype(DTYPES[problem.addend])
+        return operands
+
+    @property
+    def shapes(self):
+        return ((self.problem.B, self.problem.M, self.problem.M),)
+
+    def sums(self, operands):
+        x = operands["c"].astype(np.float64)
+        y = self.problem.scale * x @ x.swapaxes(1, 2)
+        return y + self.problem.of_addend * operands["addend"].astype(np.float64) if self.problem.addend else y
+
+    def scales(self, operands, product_error=1):
+        positive = self.with_problem(scale=abs(self.problem.scale), of_addend=abs(self.problem.of_addend))
+        return [product_error * positive.sums(absolute(operands))]
+
+    def judge(self, got, operands, exact, product_error=1):
+        np.testing.assert_array_equal(got[0], got[0].swapaxes(1, 2))
+        super().judge(got, operands, exact, product_error)
+
+
+TILES = {"square tiles": {}, "tall tiles": dict(tile_m=32), "splits": dict(splits=3)}
+DTYPES_OF_A_CALL = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp8e4nv", "bf16")]
+BY_DTYPES = each(lambda dtypes, tiles: GramCall.of(a_problem(40, 72, dtypes, B=2), **TILES[tiles]), DTYPES_OF_A_CALL, TILES)
+
+
+class TestGram(Suite):
+    call, most = GramCall, 40
+    geometry = each(lambda rows, tiles: GramCall.of(a_problem(rows), **TILES[tiles]), [1, 16, 31, 33, 64, 80, 150], [*TILES][:2])
+    dtypes = BY_DTYPES
+    configs = each(
+        lambda addend, tiles: GramCall.of(a_problem(B=2, addend=addend, scale=-2.0, of_addend=0.5), **TILES[tiles]),
+        ["fp32", "bf16"],
+        [*TILES][:2],
+    )
+    rounding = BY_DTYPES + each(
+        lambda addend, tiles: GramCall.of(
+            a_problem(dtypes=("bf16", "bf16"), addend=addend, scale=2.0315, of_addend=-4.775), **TILES[tiles]
+        ),
+        ["fp32", "bf16"],
+        [*TILES][:2],
+    )
+    same_bits = each(lambda tiles: GramCall.of(a_problem(40, 72), **TILES[tiles]), TILES)
+    refused_problems = [
+        (GramCall(a_problem(dtypes=("i8", "i32")), CONFIG), "want floats"),
+        (GramCall(a_problem(addend="i32")), "addend is i32"),
+        (GramCall(a_problem(dtypes=("fp8e5", "fp32"), arch=80)), "8-bit floats"),
+    ]
+    refused_configs = [
+        (GramCall.of(a_problem(), tile_n=32), "want as many columns as rows, or half as many"),
+        (GramCall.of(a_problem(), tile_k=8), "tile_k is 8"),
+        (GramCall.of(a_problem(), splits=0), "splits is 0"),
+        (GramCall.of(a_problem(scale=2.0), splits=2), "splits is 2"),
+        (GramCall.of(a_problem(), tile_m=256, tile_n=256, tile_k=256), "shared memory"),
+    ]
+    candidates = each(
+        lambda rows, arch: [
+            dataclasses.replace(a_problem(rows, 1024, (dtype, dtype), arch=arch), precision="tf32") for dtype in ("bf16", "fp32")
+        ],
+        [17, 256, 1000, 4096, 16384],
+        [80, 90, 100],
     )
 
-
-def some_operands(problem, integers=True) -> dict[str, np.ndarray]:
-    operands = {"c": random((problem.B, problem.M, problem.N), DTYPES[problem.dtypes[0]], 0, integers)}
-    if problem.addend:
-        square = random((problem.B, problem.M, problem.M), np.float32, 1, integers)
-        operands["addend"] = (square + square.swapaxes(1, 2)).astype(DTYPES[problem.addend])
-    return operands
-
-
-def true(problem, operands) -> np.ndarray:
-    x = operands["c"].astype(np.float64)
-    y = problem.scale * x @ x.swapaxes(1, 2)
-    return y + problem.of_addend * operands["addend"].astype(np.float64) if problem.addend else y
-
-
-def magnitude(problem, operands) -> np.ndarray:
-    positive = dataclasses.replace(problem, scale=abs(problem.scale), of_addend=abs(problem.of_addend))
-    return true(positive, {name: np.abs(x) for name, x in operands.items()})
-
-
-def shape(problem) -> tuple[int, int, int]:
-    return problem.B, problem.M, problem.M
-
-
-def check(problem, config=CONFIG, integers=True) -> None:
-    operands = some_operands(problem, integers)
-    got = harness.run(gram.launch(problem, config), operands, shape(problem), problem.dtypes[2])
-    np.testing.assert_array_equal(got, got.swapaxes(1, 2))
-    harness.check(got, true(problem, operands), None if integers else magnitude(problem, operands))
+    def check_candidate(self, problem, config, launch):
+        """It has about half as many programs as a product."""
+        count = -(-problem.M // config.tile_m)
+        assert launch.grid == (config.splits * config.tile_m // config.tile_n * count * (count + 1) // 2,)
 
 
 @pytest.mark.parametrize("ratio", gram.RATIOS)
@@ -83,83 +121,13 @@ def test_each_tile_of_the_triangle_is_computed_once(count, ratio):
     assert sorted(got) == [(row, col) for row in range(count) for col in range(ratio * (row + 1))]
 
 
-@interpreted
-@pytest.mark.parametrize("config", [CONFIG, WIDE], ids=["square tiles", "tall tiles"])
-@pytest.mark.parametrize("rows", [1, 16, 31, 33, 64, 80, 150])
-def test_sizes(rows, config):
-    check(a_problem(rows), config)
-
-
-@interpreted
-@pytest.mark.parametrize("config", [CONFIG, WIDE, dataclasses.replace(CONFIG, splits=3)], ids=["square tiles", "tall tiles", "splits"])
-@pytest.mark.parametrize("dtypes", [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp8e4nv", "bf16")], ids=str)
-def test_dtypes(dtypes, config):
-    config = dataclasses.replace(config, tile_k=32) if dtypes[0] == "fp8e4nv" else config
-    for integers in (True, False):
-        check(a_problem(40, 72, dtypes, B=2), config, integers)
-
-
-@interpreted
-@pytest.mark.parametrize("addend", ["fp32", "bf16"])
-@pytest.mark.parametrize("config", [CONFIG, WIDE], ids=["square tiles", "tall tiles"])
-def test_what_is_added(config, addend):
-    check(a_problem(40, 24, ("bf16", "fp32"), B=2, addend=addend, scale=-2.0, of_addend=0.5), config)
-    check(a_problem(40, 24, ("bf16", "bf16"), addend=addend, scale=2.0315, of_addend=-4.775), config, integers=False)
-
-
-@interpreted
 def test_only_half_of_the_addend_is_read():
     """That on and below the diagonal: the rest may be anything."""
     problem = a_problem(40, 24, addend="fp32", of_addend=1.0)
-    operands = some_operands(problem)
+    call = GramCall(problem)
+    operands = call.operands()
     below = {**operands, "addend": np.where(np.tri(40, dtype=bool), operands["addend"], np.float32("nan"))}
-    got = harness.run(gram.launch(problem, CONFIG), below, shape(problem), "fp32")
-    harness.check(got, true(problem, operands))
-
-
-@pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize("rows", [17, 256, 1000, 4096, 16384])
-def test_every_candidate_can_be_launched(rows, arch):
-    """And it has about half as many programs as a product."""
-    for dtypes in (("bf16", "bf16"), ("fp32", "fp32")):
-        problem = dataclasses.replace(a_problem(rows, 1024, dtypes, arch=arch), precision="tf32")
-        assert gram.candidates(problem)
-        for config in gram.candidates(problem):
-            (programs,) = gram.launch(problem, config).grid
-            count = -(-rows // config.tile_m)
-            assert programs == config.splits * config.tile_m // config.tile_n * count * (count + 1) // 2
-
-
-@pytest.mark.parametrize(
-    ("problem", "config", "reason"),
-    [
-        (a_problem(dtypes=("i8", "i32")), CONFIG, "want floats"),
-        (a_problem(addend="i32"), CONFIG, "addend is i32"),
-        (a_problem(dtypes=("fp8e5", "fp32"), arch=80), CONFIG, "8-bit floats"),
-        (a_problem(), dataclasses.replace(CONFIG, tile_n=32), "want as many columns as rows, or half as many"),
-        (a_problem(), dataclasses.replace(CONFIG, tile_k=8), "tile_k is 8"),
-        (a_problem(), dataclasses.replace(CONFIG, splits=0), "splits is 0"),
-        (a_problem(scale=2.0), dataclasses.replace(CONFIG, splits=2), "splits is 2"),
-        (a_problem(), Config(tile_m=256, tile_n=256, tile_k=256), "shared memory"),
-    ],
-    ids=str,
-)
-def test_what_is_refused(problem, config, reason):
-    with pytest.raises(ValueError, match=reason):
-        gram.launch(problem, config)
-
-
-SKIP = {name: "interpreted" for name in testing.CHECKS if "automatic" in name or "export" in name or "of two" in name}
-
-
-@interpreted
-def test_every_transformation():
-    """Small integers: bit for bit."""
-    x = random((3, 4), np.float32, 0, integers=True)
-    product = functools.partial(jaxext.gram, implementation="triton")
-    report = testing.check_op(product, lambda x: x @ x.swapaxes(-1, -2), (x,), tolerance=0, skip=SKIP, show=False)
-    report.raise_if_failed()
-    assert sum(row.outcome == "passed" for row in report.rows) > 20
+    call.judge(call.compute(below), operands, exact=True)
 
 
 @interpreted

@@ -6,14 +6,14 @@ import dataclasses
 import itertools
 
 import epilogues
-import harness
 import numpy as np
 import pytest
-import test_matmul
+from calls import Call, Suite, absolute, each
 from cases import random
 
 from jaxext.backends.triton.interpreter import DTYPES
-from jaxext.kernels import matmul, ragged
+from jaxext.kernels import ragged
+from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.launch import MOST_PROGRAMS
 from jaxext.kernels.matmul import Config
 from jaxext.kernels.ragged.problem import visits
@@ -64,12 +64,6 @@ def true(problem, operands, begin, end) -> np.ndarray:
     return result
 
 
-def compute(problem, operands, begin, end, config=CONFIG) -> np.ndarray:
-    harness.skip_what_is_overwritten(ragged, problem)
-    given = operands | dict(begin=begin, end=end, visits=visits(np, begin, end, problem.M, config.tile_m))
-    return harness.run(ragged.launch(problem, config), given, problem.shapes[ROLES[problem.role]], problem.dtypes[2])
-
-
 def some_operands(problem, begin, end, integers=True) -> dict[str, np.ndarray]:
     """Rows of no group are NaN, which must not reach the result."""
     row = np.arange(problem.M)
@@ -82,48 +76,117 @@ def some_operands(problem, begin, end, integers=True) -> dict[str, np.ndarray]:
     return operands
 
 
-def check(problem, begin, end, integers=True, config=CONFIG) -> None:
-    operands = some_operands(problem, begin, end, integers)
-    absolute = {slot: np.abs(values.astype(np.float64)) for slot, values in operands.items()}
-    truth, scale = (true(problem, each, begin, end) for each in (operands, absolute))
-    harness.check(compute(problem, operands, begin, end, config), truth, None if integers else scale)
+def rows_of(problem, begin, end) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows have a group, and which group (any, for those that have none): [B,P,1,M]."""
+    row = np.arange(problem.M)
+    inside = (begin[..., None] <= row) & (row < end[..., None])  # [B,P,G,M]
+    return inside.any(2)[:, :, None], inside.argmax(2)[:, :, None]
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("role", ROLES)
-def test_ranges(role, sizes):
-    begin, end = ranges_of(sizes)
-    check(a_problem(role, (begin, end)), begin, end)
+@dataclasses.dataclass(frozen=True, eq=False)
+class RaggedCall(Call):
+    ranges: tuple[np.ndarray, np.ndarray] = ranges_of((13, 0, 22, 5))
+
+    kernel, open = "ragged", ROLES
+
+    def small(self) -> Config:
+        return CONFIG
+
+    @property
+    def plain(self) -> ragged.Problem:
+        return dataclasses.replace(self.problem, epilogue=None, N=self.problem.N * (2 if self.problem.gated else 1))
+
+    def operands(self, integers=True):
+        """The scales of rows of no group are NaN, as these rows are."""
+        problem, epilogue = self.problem, self.problem.epilogue
+        (begin, end), tile = self.ranges, (self.config or self.small()).tile_m
+        operands = some_operands(self.plain, begin, end, integers)
+        if "w" in operands:
+            operands["w"] = operands["w"].reshape(problem.shapes["w"])
+        if epilogue and epilogue.bias:
+            operands["bias"] = random((problem.B, problem.G, problem.N), DTYPES[epilogue.bias], 2, integers)
+        if epilogue and epilogue.scale:
+            operands["scale"] = random(problem.shapes["y"][:-1], DTYPES[epilogue.scale], 3, integers)
+            present, _ = rows_of(problem, begin, end)
+            operands["scale"][~np.broadcast_to(present, operands["scale"].shape)] = np.nan
+        return operands | dict(begin=begin, end=end, visits=visits(np, begin, end, problem.M, tile))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        shape = self.problem.shapes[ROLES[self.problem.role]]
+        if not (epilogue := self.problem.epilogue) or not epilogue.saves:
+            return (shape,)
+        return shape, (*shape[:-1], *((2,) if epilogue.gated else ()), shape[-1])
+
+    def _results(self, operands, function, slope) -> list[np.ndarray]:
+        epilogue, (present, group) = self.problem.epilogue, rows_of(self.problem, *self.ranges)
+        factors = {slot: operands[slot] for slot in OPERANDS[self.problem.role]}
+        if not epilogue:
+            return [true(self.problem, factors, *self.ranges)]
+        z = true(self.plain, factors | {"w": factors["w"].reshape(*factors["w"].shape[:3], -1)}, *self.ranges)
+        if epilogue.bias:
+            bias = np.stack([np.stack([operands["bias"][b][each] for each in group[b]]) for b in range(self.problem.B)])
+            z = np.where(present[..., None], z + bias.astype(np.float64), 0)
+        gate, up = np.split(z, 2, -1) if epilogue.gated else (z, None)
+        y = function(gate) if up is None else function(gate) * (up + slope)
+        y = y * operands["scale"].astype(np.float64)[..., None] if epilogue.scale else y
+        return [values.reshape(shape) for values, shape in zip((np.where(present[..., None], y, 0), z), self.shapes, strict=False)]
+
+    def results(self, operands):
+        return self._results(operands, epilogues.FUNCTIONS[self.problem.epilogue and self.problem.epilogue.activation], 0)
+
+    def scales(self, operands, product_error=1):
+        return [product_error * scale for scale in self._results(absolute(operands), lambda z: 1.2 * z + 1, 1)]
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_rows_before_the_first_group(role):
-    """A device that has only some groups."""
-    begin, end = ranges_of((7, 0, 14), offset=19)
-    check(a_problem(role, (begin, end)), begin, end, integers=False)
+def a_call(role, sizes, B=1, P=1, offset=0, config=None, epilogue=None, **given) -> RaggedCall:
+    ranges = ranges_of(sizes, B, P, offset)
+    problem = a_problem(role, ranges, B=B, P=P, **given)
+    return RaggedCall(dataclasses.replace(problem, epilogue=epilogue and Epilogue(**epilogue)), config, ranges)
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_batches(role):
-    """Every p has groups of its own, every r the same."""
-    begin, end = ranges_of((5, 0, 21, 9), B=2, P=3)
-    check(a_problem(role, (begin, end), B=2, P=3, R=2), begin, end, integers=False)
+FEW = (13, 0, 22, 5)
+ALL = dict(activation="silu", bias="fp32", scale="fp32", saves=True)
+WIDE = Config(tile_m=32, tile_n=128, tile_k=16, num_warps=2)
+BATCHES = dict(B=2, P=3, R=2)  # every p has groups of its own, every r the same
+BF16 = ("bf16", "bf16", "fp32")
 
 
-@pytest.mark.parametrize(
-    "dtypes", [("bf16",) * 3, ("fp16", "fp16", "fp32"), ("fp8e4nv", "fp8e4nv", "fp32"), ("fp32", "bf16", "fp32")], ids=str
-)
-@pytest.mark.parametrize("role", ROLES)
-def test_dtypes(role, dtypes):
-    begin, end = ranges_of((13, 22, 9))
-    config = dataclasses.replace(CONFIG, tile_k=32)
-    check(a_problem(role, (begin, end), dtypes=dtypes, precision="tf32"), begin, end, config=config)
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_no_rows_or_groups(role):
-    begin, end = (np.zeros((1, 1, 3), np.int32) for _ in range(2))
-    check(a_problem(role, (begin, end), rows=0), begin, end)
+class TestRagged(Suite):
+    call = RaggedCall
+    geometry = [
+        *each(lambda role, sizes: a_call(role, SIZES[sizes]), ROLES, SIZES),
+        *each(lambda role: a_call(role, (0, 0, 0), rows=0), ROLES),
+    ]
+    dtypes = each(
+        lambda role, dtypes: a_call(role, (13, 22, 9), dtypes=dtypes, precision="tf32", config=dataclasses.replace(CONFIG, tile_k=32)),
+        ROLES, [("bf16",) * 3, ("fp16", "fp16", "fp32"), ("fp8e4nv", "fp8e4nv", "fp32"), ("fp32", "bf16", "fp32")],
+    )  # fmt: skip
+    rounding = [
+        *each(lambda role: a_call(role, (7, 0, 14), offset=19), ROLES),  # a device that has only some groups
+        *each(lambda role: a_call(role, (5, 0, 21, 9), **BATCHES), ROLES),
+        *each(lambda sizes: a_call("nn", SIZES[sizes], epilogue=ALL), SIZES),
+        # "sigmoid" is not zero at zero, a row of no group is
+        *each(
+            lambda gated, saves, scale, bias: None if gated and bias else a_call(
+                "nn", FEW, dtypes=BF16, epilogue=dict(activation="sigmoid", bias=bias, scale=scale, saves=saves, gated=gated)
+            ),
+            [False, True], [False, True], [None, "bf16"], [None, "fp16"],
+        ),
+        pytest.param(a_call("nn", FEW, N=150, config=WIDE, epilogue=ALL | {"activation": "relu"}), id="wide tiles"),
+    ]  # fmt: skip
+    same_bits = each(lambda role: a_call(role, (5, 0, 21, 9), **BATCHES), ROLES)
+    refused_problems = [
+        (a_call("nn", (16,), dtypes=("i8", "i8", "i32")), "^integers, want floats$"),
+        (a_call("nn", (16,)).with_problem(P=2**20, R=2**12), f"more tiles than a grid has programs, {MOST_PROGRAMS}$"),
+        (a_call("nn", FEW, epilogue=dict(residual="fp32")), "^an epilogue with a residual, want one of other products$"),
+        *(
+            (a_call("nn", FEW, epilogue=dict(activation="sigmoid", gated=True, bias="fp16", saves=saves, scale=scale)), "gated")
+            for saves in (False, True)
+            for scale in (None, "bf16")
+        ),
+    ]
+    refused_configs = [(RaggedCall.of(a_call("nn", (16,)).problem, splits=2), "splits is 2, want 1")]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -147,109 +210,3 @@ def test_visits(seed):
         for row in range(rows):
             (mine,) = np.nonzero((begin[b, 0] <= row) & (row < end[b, 0]))[0].tolist() or (-1,)
             assert multiplied[row] == mine
-
-
-def test_what_is_refused():
-    begin, end = ranges_of((16,))
-    integers = a_problem("nn", (begin, end), dtypes=("i8", "i8", "i32"))
-    assert ragged.supports(integers) == "integers, want floats"
-    huge = dataclasses.replace(a_problem("nn", (begin, end)), P=2**20, R=2**12)
-    assert ragged.supports(huge).endswith(f"more tiles than a grid has programs, {MOST_PROGRAMS}")
-    with pytest.raises(ValueError, match=r"ragged_nn: splits is 2, want 1"):
-        ragged.launch(a_problem("nn", (begin, end)), dataclasses.replace(CONFIG, splits=2))
-
-
-# Epilogues.
-
-
-def plain(problem):
-    return dataclasses.replace(problem, epilogue=None, N=problem.cols)
-
-
-def rows_of(problem, begin, end) -> tuple[np.ndarray, np.ndarray]:
-    """Which rows have a group, and which group (any, for those that have none): [B,P,1,M]."""
-    row = np.arange(problem.M)
-    inside = (begin[..., None] <= row) & (row < end[..., None])  # [B,P,G,M]
-    return inside.any(2)[:, :, None], inside.argmax(2)[:, :, None]
-
-
-def some_fused_operands(problem, begin, end, integers=True) -> dict[str, np.ndarray]:
-    """The scales of rows of no group are NaN."""
-    operands, epilogue = some_operands(plain(problem), begin, end, integers), problem.epilogue
-    operands["w"] = operands["w"].reshape(problem.shapes["w"])
-    if epilogue.bias:
-        operands["bias"] = random((problem.B, problem.G, problem.N), DTYPES[epilogue.bias], 2, integers)
-    if epilogue.scale:
-        operands["scale"] = random(problem.shapes["y"][:-1], DTYPES[epilogue.scale], 3, integers)
-        present, _ = rows_of(problem, begin, end)
-        operands["scale"][~np.broadcast_to(present, operands["scale"].shape)] = np.nan
-    return operands
-
-
-def fused_results(problem) -> tuple[tuple[int, ...], ...]:
-    """Their shapes."""
-    y, gates = problem.shapes["y"], (2,) if problem.epilogue.gated else ()
-    return (y, (*y[:-1], *gates, y[-1])) if problem.epilogue.saves else (y,)
-
-
-def fused(problem, operands, begin, end) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The results, and what they may stray in proportion to."""
-    epilogue, (present, group) = problem.epilogue, rows_of(problem, begin, end)
-
-    def results(of, function, slope):
-        factors = {"x": of["x"], "w": of["w"].reshape(*of["w"].shape[:3], -1)}
-        z = true(plain(problem), factors, begin, end)
-        if epilogue.bias:
-            bias = np.stack([np.stack([of["bias"][b][each] for each in group[b]]) for b in range(problem.B)])
-            z = np.where(present[..., None], z + bias.astype(np.float64), 0)
-        gate, up = np.split(z, 2, -1) if epilogue.gated else (z, None)
-        y = function(gate) if up is None else function(gate) * (up + slope)
-        y = y * of["scale"].astype(np.float64)[..., None] if epilogue.scale else y
-        return [np.where(present[..., None], y, 0), z.reshape(fused_results(problem)[-1]) if epilogue.saves else z]
-
-    wanted = results(operands, epilogues.FUNCTIONS[epilogue.activation], 0)
-    absolute = {slot: np.abs(of.astype(np.float64)) for slot, of in operands.items()}
-    return wanted, results(absolute, lambda z: 1.2 * z + 1, 1)
-
-
-def check_fused(problem, sizes, config=CONFIG) -> None:
-    """y, and z if it is saved; neither a row of no group nor its scale is read."""
-    begin, end = ranges_of(sizes)
-    operands = some_fused_operands(problem, begin, end, integers=False)
-    given = operands | {"visits": visits(np, begin, end, problem.M, config.tile_m)}
-    got = harness.run_all(ragged.launch(problem, config), given, fused_results(problem), problem.dtypes[2])
-    for values, want, scale in zip(got, *fused(problem, operands, begin, end), strict=False):
-        harness.check(values, want, scale)
-
-
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_epilogue_of_ranges(sizes):
-    problem = a_problem("nn", ranges_of(sizes))
-    check_fused(epilogues.with_epilogue(problem, activation="silu", bias="fp32", scale="fp32", saves=True), sizes)
-
-
-@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
-@pytest.mark.parametrize("saves", [False, True], ids=["", "saves"])
-@pytest.mark.parametrize("scale", [None, "bf16"], ids=str)
-@pytest.mark.parametrize("bias", [None, "fp16"], ids=str)
-def test_parts_of_an_epilogue(bias, scale, saves, gated):
-    """What is absent is not read; "sigmoid" is not zero at zero, a row of no group is."""
-    sizes = (13, 0, 22, 5)
-    problem = a_problem("nn", ranges_of(sizes), dtypes=("bf16", "bf16", "fp32"))
-    problem = epilogues.with_epilogue(problem, activation="sigmoid", bias=bias, scale=scale, saves=saves, gated=gated)
-    if gated and bias:
-        assert "gated" in (ragged.supports(problem) or "")
-    else:
-        check_fused(problem, sizes)
-
-
-def test_epilogue_of_a_wide_tile():
-    problem = a_problem("nn", ranges_of((13, 0, 22, 5)), N=150)
-    config = Config(tile_m=32, tile_n=128, tile_k=16, num_warps=2)
-    check_fused(epilogues.with_epilogue(problem, activation="relu", bias="fp32", scale="fp32", saves=True), (13, 0, 22, 5), config)
-
-
-def test_epilogues_that_there_are_not():
-    problem = a_problem("nn", ranges_of((13, 0, 22, 5)))
-    assert ragged.supports(epilogues.with_epilogue(problem, residual="fp32")) == "an epilogue with a residual, want one of other products"
-    assert "scale" in (matmul.supports(epilogues.with_epilogue(test_matmul.a_problem("nn", (1, 2, 3, 4)), scale="fp32")) or "")

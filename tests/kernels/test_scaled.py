@@ -1,4 +1,4 @@
-"""A kernel with a third operand (scaled_kernel.py), in Triton's interpreter, through the conformance kit."""
+"""A user's kernel with a third operand (scaled_kernel.py) and that of x xᵀ, in Triton's interpreter, through the conformance kit."""
 
 import functools
 import os
@@ -22,12 +22,17 @@ def form():
     return scaled.form()
 
 
-def test_every_transformation(form):
+@pytest.mark.parametrize("kernel", ["scaled", "gram"])
+def test_every_transformation(form, kernel):
     """Small integers: bit for bit."""
-    product = functools.partial(scaled.product, form, implementation="triton")
-    report = testing.check_op(product, lambda x, w, s: x @ w * s[None], (X, W, S), tolerance=0, linear=(0, 1), skip=SKIP, show=False)
+    product, plain, args, linear = {
+        "scaled": (functools.partial(scaled.product, form), lambda x, w, s: x @ w * s[None], (X, W, S), (0, 1)),
+        "gram": (jaxext.gram, lambda x: x @ x.swapaxes(-1, -2), (X[:3, :4],), ()),
+    }[kernel]
+    triton = functools.partial(product, implementation="triton")
+    report = testing.check_op(triton, plain, args, tolerance=0, linear=linear, skip=SKIP, show=False)
     report.raise_if_failed()
-    assert sum(row.outcome == "passed" for row in report.rows) > 25
+    assert sum(row.outcome == "passed" for row in report.rows) > {"scaled": 25, "gram": 20}[kernel]
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (17, 40, 33), (16, 32, 16)])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import harness
 import numpy as np
-import pytest
+from calls import Call, Suite, absolute, each
 from cases import random
 
 from jaxext.backends.triton.interpreter import DTYPES
@@ -14,6 +13,7 @@ from jaxext.kernels import scaled
 from jaxext.kernels.matmul import Config
 
 ROLES = {"nn": "y", "nt": "x", "tn": "w"}
+FACTORS = {"nn": "xw", "nt": "wy", "tn": "xy"}
 PAIRS = {"x": "MK", "w": "KN", "y": "MN"}
 BLOCKS = dict(M="I", K="S", N="J")
 CONFIG = Config(tile_m=16, tile_n=32, tile_k=32)
@@ -39,13 +39,9 @@ def shape(problem, slot) -> tuple[int, int, int]:
     return (problem.B, *(getattr(problem, letter) for letter in PAIRS[slot]))
 
 
-def factors(problem) -> list[str]:
-    return [slot for slot in "xwy" if slot != ROLES[problem.role]]
-
-
 def some_operands(problem, integers=True) -> dict[str, np.ndarray]:
     operands = {}
-    for seed, (slot, dtype) in enumerate(zip(factors(problem), problem.dtypes, strict=False)):
+    for seed, (slot, dtype) in enumerate(zip(FACTORS[problem.role], problem.dtypes, strict=False)):
         numbers = random(shape(problem, slot), DTYPES[dtype], seed, integers)
         operands[slot] = pack(numbers) if problem.packed and slot == "w" else numbers
     for seed, slot in enumerate(problem.scaled):
@@ -79,99 +75,86 @@ def true(problem, operands) -> np.ndarray:
             scale = np.repeat(scale, shape(problem, slot)[axis] // scale.shape[axis], axis)
         return scale
 
-    first, second = map(value, factors(problem))
+    first, second = map(value, FACTORS[problem.role])
     equation = {"nn": "bmk,bkn->bmn", "nt": "bkn,bmn->bmk", "tn": "bmk,bmn->bkn"}[problem.role]
     return np.einsum(equation, first, second) * spread(ROLES[problem.role])
 
 
-def magnitude(problem, operands) -> np.ndarray:
-    """Of the products that are added up."""
-    numbers = operands | ({"w": unpack(operands["w"])} if problem.packed else {})
-    return true(dataclasses.replace(problem, packed=False), {name: np.abs(x.astype(np.float64)) for name, x in numbers.items()})
+class ScaledCall(Call):
+    kernel = "scaled"
+
+    def small(self) -> Config:
+        return CONFIG
+
+    def operands(self, integers=True):
+        return some_operands(self.problem, integers)
+
+    @property
+    def shapes(self):
+        return (shape(self.problem, ROLES[self.problem.role]),)
+
+    def sums(self, operands):
+        return true(self.problem, operands)
+
+    def scales(self, operands, product_error=1):
+        """The numbers of a packed operand have magnitudes, its bytes have not."""
+        numbers = operands | ({"w": unpack(operands["w"])} if self.problem.packed else {})
+        return [product_error * true(dataclasses.replace(self.problem, packed=False), absolute(numbers))]
 
 
-def check(problem, config=CONFIG, integers=True) -> None:
-    harness.skip_what_is_overwritten(scaled, problem)
-    operands = some_operands(problem, integers)
-    got = harness.run(scaled.launch(problem, config), operands, shape(problem, ROLES[problem.role]), problem.dtypes[2])
-    harness.check(got, true(problem, operands), None if integers else magnitude(problem, operands))
-
-
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize("role", ROLES)
-def test_blocks(role, cuts):
-    """With scales of both factors and of the result, where a scale that changes along the sum has blocks of a step or more."""
-    check(a_problem(role, "xwy", cuts))
-
-
-@pytest.mark.parametrize("slots", ["x", "w", "y", "xw", "wy"])
-@pytest.mark.parametrize("role", ROLES)
-def test_absent_scales(role, slots):
-    check(a_problem(role, slots, (1, 1, 1)))
-
-
-@pytest.mark.parametrize(
-    "dtypes",
-    [
-        ("bf16", "bf16", "bf16"),
-        ("fp8e4nv", "fp8e4nv", "fp32"),
-        ("fp8e4nv", "fp8e5", "bf16"),
-        ("i8", "i8", "fp32"),
-        ("fp16", "fp8e4nv", "fp16"),
-        ("i8", "fp8e4nv", "fp32"),
-        ("fp32", "i8", "fp32"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("role", ROLES)
-def test_dtypes(role, dtypes):
-    check(a_problem(role, "xw", (1, 3, 1), (20, 96, 24), dtypes))
-
-
-@pytest.mark.parametrize("dtypes", [("bf16", "i8", "bf16"), ("fp8e4nv", "fp8e4nv", "fp32"), ("i8", "i8", "bf16"), ("fp32",) * 3], ids=str)
-@pytest.mark.parametrize("role", ROLES)
-def test_fine_scales(role, dtypes):
-    """For each number of the sum, or for some, beside the end of a tile."""
-    for cuts in [(1, 39, 1), (20, 13, 24)]:
-        check(a_problem(role, "xwy", cuts, (20, 39, 24), dtypes))
-
-
-@pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("other", ["bf16", "i8"])
-@pytest.mark.parametrize("role", ["nn", "nt"])
-def test_packed(role, other, arch):
+def packed(role, other, arch=90, B=1) -> ScaledCall:
     """Two int4 in a byte, along the columns or along the depth."""
     dtypes = (other, "i8", "fp32") if role == "nn" else ("i8", other, "fp32")
-    problem = a_problem(role, "w", (1, 2, 19), (20, 64, 38), dtypes, packed=True, arch=arch)
-    check(problem)
-    check(dataclasses.replace(problem, B=2), integers=other == "i8")
+    return ScaledCall(a_problem(role, "w", (1, 2, 19), (20, 64, 38), dtypes, B, packed=True, arch=arch))
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_split_depth(role):
-    """Partial results of scaled steps, the last beyond the end of the sum."""
-    check(a_problem(role, "xwy", (1, 5, 1), (20, 160, 24)), dataclasses.replace(CONFIG, splits=3))
+DTYPES_OF_A_CALL = [
+    ("bf16", "bf16", "bf16"),
+    ("fp8e4nv", "fp8e4nv", "fp32"),
+    ("fp8e4nv", "fp8e5", "bf16"),
+    ("i8", "i8", "fp32"),
+    ("fp16", "fp8e4nv", "fp16"),
+    ("i8", "fp8e4nv", "fp32"),
+    ("fp32", "i8", "fp32"),
+]
+FINE = [("bf16", "i8", "bf16"), ("fp8e4nv", "fp8e4nv", "fp32"), ("i8", "i8", "bf16"), ("fp32",) * 3]
+SPLITS = each(lambda role: ScaledCall.of(a_problem(role, "xwy", (1, 5, 1), (20, 160, 24)), splits=3), ROLES)  # the last beyond the sum
 
 
-def test_what_is_refused():
-    assert scaled.supports(a_problem("nn", "w", (1, 4, 1))) is None
-    refused = {
-        "want an even number": a_problem("nn", "w", (1, 1, 1), (24, 64, 41), packed=True),
-        "8-bit floats need compute capability 8.9": a_problem("nn", "w", dtypes=("fp8e4nv", "i8", "fp32"), arch=80),
-        "fp32 and i8 into fp8e5": a_problem("nn", "w", dtypes=("fp32", "i8", "fp8e5")),
-    }
-    for reason, problem in refused.items():
-        assert reason in (scaled.supports(problem) or "")
-        with pytest.raises(ValueError, match="scaled_dot_w_nn"):
-            scaled.launch(problem, CONFIG)
-    with pytest.raises(ValueError, match="a step lies within a block"):
-        scaled.launch(a_problem("nn", "w"), dataclasses.replace(CONFIG, tile_k=64))
+LAYERS = {(1, 32, 4096): (64, 4096, 4096), (1, 128, 8): (16, 4096, 1024), (1024, 12, 4): (1024, 1536, 512)}  # blocks -> sizes
 
 
-def test_steps_lie_within_blocks():
-    for sizes, cuts in [((64, 4096, 4096), (1, 32, 4096)), ((16, 4096, 1024), (1, 128, 8)), ((1024, 1536, 512), (1024, 12, 4))]:
-        for dtypes in [("bf16", "i8", "bf16"), ("fp8e4nv", "fp8e4nv", "bf16")]:
-            problem = a_problem("nn", "xw", cuts, sizes, dtypes)
-            configs = scaled.candidates(problem)
-            assert configs and all(sizes[1] // cuts[1] % config.tile_k == 0 for config in configs)
-            assert all(scaled.launch(problem, config) for config in configs)
+class TestScaled(Suite):
+    call, most = ScaledCall, 40
+    geometry = [
+        # scales of both factors and of the result; one that changes along the sum has blocks of a step or more
+        *each(lambda role, cuts: ScaledCall(a_problem(role, "xwy", CUTS[cuts])), ROLES, CUTS),
+        *each(lambda role, slots: ScaledCall(a_problem(role, slots, (1, 1, 1))), ROLES, ["x", "w", "y", "xw", "wy"]),
+    ]
+    dtypes = [
+        *each(lambda role, dtypes: ScaledCall(a_problem(role, "xw", (1, 3, 1), (20, 96, 24), dtypes)), ROLES, DTYPES_OF_A_CALL),
+        # a scale for each number of the sum, or for some, beside the end of a tile
+        *each(
+            lambda role, cuts, dtypes: ScaledCall(a_problem(role, "xwy", cuts, (20, 39, 24), dtypes)),
+            ROLES,
+            [(1, 39, 1), (20, 13, 24)],
+            FINE,
+        ),
+    ]
+    configs = SPLITS + each(packed, ["nn", "nt"], ["bf16", "i8"], [80, 90]) + each(packed, ["nn", "nt"], ["i8"], [80, 90], [2])
+    rounding = each(packed, ["nn", "nt"], ["bf16"], [80, 90], [2])
+    same_bits = SPLITS
+    refused_problems = [
+        (ScaledCall(a_problem("nn", "w", (1, 1, 1), (24, 64, 41), packed=True)), "want an even number"),
+        (ScaledCall(a_problem("nn", "w", dtypes=("fp8e4nv", "i8", "fp32"), arch=80)), "8-bit floats need compute capability 8.9"),
+        (ScaledCall(a_problem("nn", "w", dtypes=("fp32", "i8", "fp8e5"))), "fp32 and i8 into fp8e5"),
+    ]
+    refused_configs = [(ScaledCall.of(a_problem("nn", "w"), tile_k=64), "a step lies within a block")]
+    candidates = each(
+        lambda cuts, dtypes: [a_problem("nn", "xw", cuts, LAYERS[cuts], dtypes)],
+        LAYERS,
+        [("bf16", "i8", "bf16"), ("fp8e4nv", "fp8e4nv", "bf16")],
+    )
+
+    def check_candidate(self, problem, config, launch):
+        assert problem.K // problem.S % config.tile_k == 0

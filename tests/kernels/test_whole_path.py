@@ -28,7 +28,7 @@ from bilinear import (
     same,
     truth,
 )
-from cases import CASES, ConvCase, DotCase, named
+from cases import CASES, ConvCase, named
 from cases import truth as truth_of_case
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
@@ -197,48 +197,34 @@ def test_pmap():
     same(jax.pmap(functools.partial(CONV2D.call, OURS))(x, w), jax.vmap(functools.partial(CONV2D.call, LAX))(x, w))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2], ids=lambda d: d.dtype.name)
-def test_8_bit_floats(dtype):
-    case = named("dot:batched")
-    a, b = case.operands(dtype, integers=True)
-    got = case.run(jaxext.dot_general, a, b, preferred_element_type=jnp.float32)
-    np.testing.assert_array_equal(got, truth_of_case(case, a, b))
+FLOAT8, RESULTS = (jnp.float8_e4m3fn, jnp.float8_e5m2), (np.int8, np.int32)
+PRECISIONS = ("highest", "high", "TF32_TF32_F32_X3", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "F32_F32_F32")
 
 
-def test_8_bit_integers():
-    case = named("dot:odd")
-    assert isinstance(case, DotCase)
-    a, b = (np.random.default_rng(i).integers(-128, 128, shape).astype(np.int8) for i, shape in enumerate((case.lhs, case.rhs)))
-    got = case.run(jaxext.dot_general, a, b, preferred_element_type=jnp.int32)
-    np.testing.assert_array_equal(got, truth_of_case(case, a, b))
-
-
-def test_convolutions_of_8_bit_floats():
-    case = named("conv:grouped")
-    x, w = case.operands(jnp.float8_e5m2, integers=True)
-    got = case.run(jaxext.conv_general_dilated, x, w, preferred_element_type=np.float32)
-    assert got.dtype == np.float32
-    np.testing.assert_array_equal(got, truth_of_case(case, x, w))
-
-
-@pytest.mark.parametrize("result", [np.int8, np.int32])
-@pytest.mark.parametrize("name", ["conv:3x3_same", "conv:grouped", "conv:depthwise_3x3"])
-def test_convolutions_of_8_bit_integers(name, result):
-    """Of the whole range, whose sums wrap in int8."""
+@pytest.mark.parametrize(
+    ("name", "dtype", "more"),
+    [
+        *(("dot:batched", dtype, dict(preferred_element_type=np.float32)) for dtype in FLOAT8),
+        ("conv:grouped", jnp.float8_e5m2, dict(preferred_element_type=np.float32)),
+        ("dot:odd", np.int8, dict(preferred_element_type=np.int32)),
+        *(("conv:3x3_same", np.int8, dict(preferred_element_type=result)) for result in RESULTS),
+        *(("conv:grouped", np.int8, dict(preferred_element_type=result)) for result in RESULTS),
+        *(("conv:depthwise_3x3", np.int8, dict(preferred_element_type=result)) for result in RESULTS),
+        *(("dot:odd", np.float32, dict(precision=precision)) for precision in PRECISIONS),
+    ],
+    ids=str,
+)
+def test_dtypes_and_precisions(name, dtype, more):
+    """Integers are of the whole range; their sums wrap in int8."""
     case = named(name)
-    x, w = (np.random.default_rng(i).integers(-128, 128, a.shape).astype(np.int8) for i, a in enumerate(case.operands(np.int8)))
-    got = case.run(jaxext.conv_general_dilated, x, w, preferred_element_type=result)
-    assert got.dtype == result
-    want = truth_of_case(case, x, w)
-    assert np.abs(want).max() > 127
-    np.testing.assert_array_equal(got, want.astype(np.int64).astype(result))
-
-
-@pytest.mark.parametrize("precision", ["highest", "high", "TF32_TF32_F32_X3", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "F32_F32_F32"])
-def test_precisions(precision):
-    case = named("dot:odd")
-    a, b = case.operands(np.float32, integers=True)
-    np.testing.assert_array_equal(case.run(jaxext.dot_general, a, b, precision=precision), truth_of_case(case, a, b))
+    operands = case.operands(dtype, integers=True)
+    if dtype == np.int8:
+        operands = [np.random.default_rng(i).integers(-128, 128, a.shape).astype(np.int8) for i, a in enumerate(operands)]
+    got = case.run(jaxext.conv_general_dilated if isinstance(case, ConvCase) else jaxext.dot_general, *operands, **more)
+    want = truth_of_case(case, *operands)
+    assert got.dtype == more.get("preferred_element_type", dtype)
+    assert np.abs(want).max() > 127 or dtype != np.int8
+    np.testing.assert_array_equal(got, want.astype(np.int64).astype(got.dtype) if dtype == np.int8 else want)
 
 
 def test_mixed_dtypes_of_a_gradient():
@@ -250,20 +236,22 @@ def test_mixed_dtypes_of_a_gradient():
     same(got, jax.tree.map(lambda g: g.astype(jnp.bfloat16), want))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "reason"), [(np.float64, "a is float64, want one of"), (np.complex64, "a is complex64"), (np.bool_, "a is bool")], ids=str
-)
-def test_refused_dtypes(dtype, reason):
-    with pytest.raises(NotImplementedError, match=f"matmul_nn: implementation 'triton' does not support this call: {reason}"):
-        jaxext.matmul(np.ones((2, 2), dtype), np.ones((2, 2), dtype))
+def product(dtype, **more):
+    return jaxext.matmul(np.ones((2, 2), dtype), np.ones((2, 2), dtype), **more)
 
 
-def test_refused_rank():
-    x, w = jnp.ones((1, 1, 2, 2, 2, 2), np.float32), jnp.ones((1, 1, 1, 1, 1, 1), np.float32)
-    with pytest.raises(NotImplementedError, match="4 spatial axes, want 3 at most"):
-        jaxext.conv_general_dilated(x, w, (1,) * 4, "VALID")
+REFUSED = {
+    "a is float64, want one of": lambda: product(np.float64),
+    "a is complex64": lambda: product(np.complex64),
+    "a is bool": lambda: product(np.bool_),
+    "precision is BF16_BF16_F32_X9, want one of": lambda: product(np.float32, precision="BF16_BF16_F32_X9"),
+    "4 spatial axes, want 3 at most": lambda: jaxext.conv_general_dilated(
+        jnp.ones((1, 1, 2, 2, 2, 2), np.float32), jnp.ones((1, 1, 1, 1, 1, 1), np.float32), (1,) * 4, "VALID"
+    ),
+}
 
 
-def test_refused_precision():
-    with pytest.raises(NotImplementedError, match="precision is BF16_BF16_F32_X9, want one of"):
-        jaxext.dot_general(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), (((1,), (0,)), ((), ())), precision="BF16_BF16_F32_X9")
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refusals(reason):
+    with pytest.raises(NotImplementedError, match=f"^.*: implementation 'triton' does not support this call: {reason}"):
+        REFUSED[reason]()

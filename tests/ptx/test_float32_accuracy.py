@@ -40,7 +40,7 @@ def product(arch, precision, pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The operands, and what the kernel makes of them."""
     _, rows, columns, depth = SIZES
     a, b = pair(np.random.default_rng(0), rows, depth, columns)
-    return a, b, kernel(arch, precision).execute({"a": a[None], "b": b[None]}, LATE)[0]
+    return a, b, kernel(arch, precision).execute({"a": a[None], "b": b[None]}, LATE)[0][0]
 
 
 @pytest.mark.parametrize(("arch", "precision"), EACH)
@@ -71,7 +71,7 @@ def test_convolutions_are_as_exact_as_products(precision):
     for name, pair in accuracy.FINITE.items():
         a, b, of_product = product(80, precision, pair)
         operands = {"x": a.reshape(test_conv.shape(problem, "x")), "w": np.ascontiguousarray(b.T).reshape(test_conv.shape(problem, "w"))}
-        np.testing.assert_array_equal(of_conv.execute(operands, LATE).reshape(rows, columns), of_product, name)
+        np.testing.assert_array_equal(of_conv.execute(operands, LATE)[0].reshape(rows, columns), of_product, name)
 
 
 @pytest.mark.parametrize("precision", PRODUCTS_OF_PARTS)

@@ -18,25 +18,15 @@ import test_gram_kernel
 import test_matmul
 import test_ragged_kernel
 import test_scaled_dot
+from calls import each
 from interpreter import LATE, Fault, Module
 from opcodes import untested
-from triton_kernels import (
-    Call,
-    CausalCall,
-    FusedCall,
-    FusedRaggedCall,
-    GramCall,
-    RaggedCall,
-    ScaledCall,
-    call,
-    kernel_module,
-    skip_without_compiler,
-)
+from triton_kernels import Call, call, kernel_module, skip_without_compiler
 
 from jaxext.benchmarks import compiled
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
-from jaxext.kernels import causal, gram, ragged, scaled
+from jaxext.kernels import matmul, scaled
 from jaxext.kernels.epilogue import Epilogue
 
 ARCHS = (80, 90)
@@ -148,50 +138,43 @@ def test_edges(kernel, problem):
     run(call(kernel, problem))
 
 
+def on_each(build, *axes, quick):
+    """Return the rows for both architectures; all but the quick ones are slow tests."""
+    return each(build, *axes, ARCHS, slow=lambda *key: key not in quick)
+
+
 # Epilogues, on problems that do not fit the tiles: each of the short suite once, on one of the architectures.
 
 ALL = dict(bias="fp32", residual="bf16", saves=True)
-FUSED: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "matmul": ("matmul", test_matmul.a_problem("nn", (2, 40, 72, 24), ("bf16",) * 3), dict(activation="gelu", **ALL)),
-    "matmul of float32": ("matmul", test_matmul.a_problem("nn", (1, 136, 140, 36), precision="tf32"), dict(activation="tanh", **ALL)),
-    "matmul of odd sizes": (
-        "matmul",
-        test_matmul.a_problem("nn", (2, 17, 33, 19), ("fp16",) * 3),
-        dict(activation="gelu_tanh", bias="bf16"),
-    ),
-    "wide tiles": ("matmul", test_matmul.a_problem("nn", (1, 264, 260, 72), ("bf16",) * 3), dict(activation="relu", **ALL)),
-    "gated": ("matmul", test_matmul.a_problem("nn", (2, 40, 72, 24), ("bf16",) * 3), dict(activation="silu", gated=True, saves=True)),
-    "gated, odd": ("matmul", test_matmul.a_problem("nn", (1, 33, 17, 21), ("bf16", "bf16", "fp32")), dict(activation="relu", gated=True)),
-    "integers": ("matmul", test_matmul.a_problem("nn", (1, 40, 72, 40), ("i8", "i8", "i32")), dict(bias="i32", residual="i32", saves=True)),
-    "conv": ("conv", test_conv.a_problem("fprop", C=16, K=24, dtypes=("bf16",) * 3), dict(activation="relu6", **ALL)),
-    "conv with groups": (
-        "conv",
-        test_conv.a_problem("fprop", **test_conv.CASES["groups_strided"]),
-        dict(activation="sigmoid", bias="fp16"),
-    ),
-    "conv of phases": ("conv", test_conv.a_problem("fprop", **test_conv.CASES["all_strides"]), dict(activation="leaky_relu", **ALL)),
-    "depthwise": ("depthwise", test_depthwise.CASES["3x3"], dict(activation="silu", **ALL)),
-    "depthwise multiplier": (
-        "depthwise",
-        test_depthwise.CASES["batched filters, multiplier"],
-        dict(activation="squared_relu", bias="bf16"),
-    ),
+BF16 = ("bf16",) * 3
+LARGE_TILES = matmul.Config(tile_m=128, tile_n=256, tile_k=32, num_warps=8)
+FUSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "matmul": (test_matmul.a_problem("nn", (2, 40, 72, 24), BF16), dict(activation="gelu", **ALL)),
+    "matmul of float32": (test_matmul.a_problem("nn", (1, 136, 140, 36), precision="tf32"), dict(activation="tanh", **ALL)),
+    "matmul of odd sizes": (test_matmul.a_problem("nn", (2, 17, 33, 19), ("fp16",) * 3), dict(activation="gelu_tanh", bias="bf16")),
+    "wide tiles": (test_matmul.a_problem("nn", (1, 264, 260, 72), BF16), dict(activation="relu", **ALL)),
+    "gated": (test_matmul.a_problem("nn", (2, 40, 72, 24), BF16), dict(activation="silu", gated=True, saves=True)),
+    "gated, odd": (test_matmul.a_problem("nn", (1, 33, 17, 21), ("bf16", "bf16", "fp32")), dict(activation="relu", gated=True)),
+    "integers": (test_matmul.a_problem("nn", (1, 40, 72, 40), ("i8", "i8", "i32")), dict(bias="i32", residual="i32", saves=True)),
+    "conv": (test_conv.a_problem("fprop", C=16, K=24, dtypes=BF16), dict(activation="relu6", **ALL)),
+    "conv with groups": (test_conv.a_problem("fprop", **test_conv.CASES["groups_strided"]), dict(activation="sigmoid", bias="fp16")),
+    "conv of phases": (test_conv.a_problem("fprop", **test_conv.CASES["all_strides"]), dict(activation="leaky_relu", **ALL)),
+    "depthwise": (test_depthwise.CASES["3x3"], dict(activation="silu", **ALL)),
+    "depthwise multiplier": (test_depthwise.CASES["batched filters, multiplier"], dict(activation="squared_relu", bias="bf16")),
 }
-QUICK_FUSED = {("matmul", 80), ("gated", 90), ("conv", 90), ("depthwise", 80)}
 
 
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    [pytest.param(*key, marks=() if key in QUICK_FUSED else pytest.mark.slow) for key in itertools.product(FUSED, ARCHS)],
-)
-def test_epilogues(name, arch):
-    kernel, problem, epilogue = FUSED[name]
+def fused(name, arch):
+    problem, epilogue = FUSED[name]
     problem = dataclasses.replace(problem, arch=arch, epilogue=Epilogue(**epilogue))
-    fused = call(kernel, problem)
     if name == "wide tiles":
-        config = kernel_module(kernel).Config(tile_m=128, tile_n=256, tile_k=32, num_warps=8)
-        fused = FusedCall(kernel, problem, config)
-    run(fused)
+        return Call("matmul", problem, LARGE_TILES)
+    return call(next((kernel for kernel in ("conv", "depthwise") if name.startswith(kernel)), "matmul"), problem)
+
+
+@pytest.mark.parametrize("call", on_each(fused, FUSED, quick={("matmul", 80), ("gated", 90), ("conv", 90), ("depthwise", 80)}))
+def test_epilogues(call):
+    run(call)
 
 
 @pytest.mark.parametrize("role", ROLES["matmul"])
@@ -217,42 +200,42 @@ def test_sums_of_halves_of_indices():
 
 
 RANGES = test_ragged_kernel.ranges_of((150, 0, 7, 133, 1), B=2, offset=3)  # edges in tiles and several in one; the last rows are nobody's
-
-
-@pytest.mark.parametrize("numbers", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("role", test_ragged_kernel.ROLES)
-@pytest.mark.parametrize("arch", ARCHS)
-def test_ragged(arch, role, numbers):
-    problem = test_ragged_kernel.a_problem(
-        role, RANGES, rows=310, B=2, R=2 if role == "tn" else 1, K=72, N=136, dtypes=(numbers,) * 3, precision="tf32", arch=arch
-    )
-    run(RaggedCall("ragged", problem, ragged.candidates(problem)[0], ranges=RANGES))
-
-
 OF_RAGGED = {
-    "rectified": dict(activation="relu", bias="fp32", scale="bf16", saves=True),
-    "gated": dict(activation="silu", scale="fp32", gated=True, saves=True),
+    "plain": None,
+    "rectified": Epilogue(activation="relu", bias="fp32", scale="bf16", saves=True),
+    "gated": Epilogue(activation="silu", scale="fp32", gated=True, saves=True),
 }
 
 
-@pytest.mark.parametrize("epilogue", OF_RAGGED.values(), ids=OF_RAGGED)
-@pytest.mark.parametrize("arch", ARCHS)
-def test_ragged_with_epilogue(arch, epilogue):
-    problem = test_ragged_kernel.a_problem("nn", RANGES, rows=310, B=2, K=72, N=136, dtypes=("bf16",) * 3, precision="tf32", arch=arch)
-    problem = dataclasses.replace(problem, epilogue=Epilogue(**epilogue))
-    run(FusedRaggedCall("ragged", problem, ragged.candidates(problem)[0], ranges=RANGES))
+def ragged(role, numbers, epilogue, arch):
+    sizes = dict(rows=310, B=2, R=2 if role == "tn" else 1, K=72, N=136)
+    problem = test_ragged_kernel.a_problem(role, RANGES, **sizes, dtypes=(numbers,) * 3, precision="tf32", arch=arch)
+    return call("ragged", dataclasses.replace(problem, epilogue=OF_RAGGED[epilogue]), RANGES)
 
 
 @pytest.mark.parametrize(
-    "given", [{}, pytest.param(dict(state=True), marks=pytest.mark.slow), dict(idx=True, state=True, idx_of_states=True)], ids=str
+    "call", each(ragged, test_ragged_kernel.ROLES, ["bf16", "fp32"], ["plain"], ARCHS, slow=lambda *key: "fp32" in key)
 )
-@pytest.mark.parametrize("role", ["forward", "backward"])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_causal(arch, role, given):
+def test_ragged(call):
+    run(call)
+
+
+@pytest.mark.parametrize("call", each(ragged, ["nn"], ["bf16"], ["rectified", "gated"], ARCHS))
+def test_ragged_with_epilogue(call):
+    run(call)
+
+
+def causal(role, given, arch):
     """Several tiles to a program of the derivative; channels that fill no tile."""
-    problem = dataclasses.replace(test_causal_kernel.a_problem(role, T=300, C=72, dtype="bf16", **given), arch=arch)
-    config = causal.candidates(problem)[0]
-    run(CausalCall("causal", problem, dataclasses.replace(config, splits=min(config.splits, 2))))
+    problem = test_causal_kernel.a_problem(role, T=300, C=72, dtype="bf16", **test_causal_kernel.GIVEN[given])
+    return call("causal", dataclasses.replace(problem, arch=arch), splits=MOST_SPLITS)
+
+
+@pytest.mark.parametrize(
+    "call", each(causal, test_causal_kernel.ROLES, ["plain", "state", "packed, state"], ARCHS, slow=lambda *key: "state" in key)
+)
+def test_causal(call):
+    run(call)
 
 
 SCALED = {  # role, slots with scales, blocks of rows, depth and columns, their sizes, dtypes
@@ -268,22 +251,22 @@ SCALED = {  # role, slots with scales, blocks of rows, depth and columns, their 
 }
 
 
-QUICK_SCALED = {("weights", 80), ("packed", 80), ("packed, transposed", 90), ("sum over rows", 90), ("fp8", 90)}
-
-
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    [pytest.param(*key, marks=() if key in QUICK_SCALED else pytest.mark.slow) for key in itertools.product(SCALED, ARCHS)],
-)
-def test_scaled(name, arch):
+def scaled_call(name, arch):
     role, slots, cuts, sizes, dtypes = SCALED[name]
     problem = test_scaled_dot.a_problem(role, slots, cuts, sizes, dtypes, packed="packed" in name, arch=arch)
     problem = dataclasses.replace(problem, precision="tf32")
     if reason := scaled.supports(problem):
         assert "8-bit floats" in reason and arch < 89
-        pytest.skip(reason)
-    config = scaled.candidates(problem)[0]
-    run(ScaledCall("scaled", problem, dataclasses.replace(config, splits=min(config.splits, 2))))
+        return None
+    return call("scaled", problem, splits=MOST_SPLITS)
+
+
+QUICK_SCALED = {("weights", 80), ("packed", 80), ("packed, transposed", 90), ("sum over rows", 90), ("fp8", 90)}
+
+
+@pytest.mark.parametrize("call", on_each(scaled_call, SCALED, quick=QUICK_SCALED))
+def test_scaled(call):
+    run(call)
 
 
 GRAMS = {  # rows, depth, dtypes, what is added, the configuration if it is not the one picked
@@ -294,13 +277,17 @@ GRAMS = {  # rows, depth, dtypes, what is added, the configuration if it is not 
     "something added": (150, 150, ("bf16", "bf16"), dict(addend="bf16", scale=2.0, of_addend=-4.5), {}),
     "wide stores": (136, 40, ("bf16", "bf16"), dict(addend="bf16", scale=2.0, of_addend=-4.5), dict(tile_m=64, tile_n=64, num_warps=4)),
 }
+
+
+def gram(name, arch):
+    rows, depth, dtypes, added, config = GRAMS[name]
+    problem = dataclasses.replace(test_gram_kernel.a_problem(rows, depth, dtypes, arch=arch, **added), precision="tf32")
+    return call("gram", problem, **config)
+
+
 QUICK_GRAMS = {("16 bits", 90), ("tall tiles", 80), ("something added", 90), ("wide stores", 80)}
 
 
-@pytest.mark.parametrize(
-    ("name", "arch"), [pytest.param(*key, marks=() if key in QUICK_GRAMS else pytest.mark.slow) for key in itertools.product(GRAMS, ARCHS)]
-)
-def test_gram(name, arch):
-    rows, depth, dtypes, added, config = GRAMS[name]
-    problem = dataclasses.replace(test_gram_kernel.a_problem(rows, depth, dtypes, arch=arch, **added), precision="tf32")
-    run(GramCall("gram", problem, dataclasses.replace(gram.candidates(problem)[0], **config)))
+@pytest.mark.parametrize("call", on_each(gram, GRAMS, quick=QUICK_GRAMS))
+def test_gram(call):
+    run(call)

@@ -94,65 +94,57 @@ def test_both_ways_of_a_branch_are_followed():
     assert not register_hazards.scan(listing(code.replace("R104, gdesc", "gdesc[UR12], gdesc"))).hazards
 
 
-# (role, left factor, right factor) -> whether Triton 3.6 overwrites it, by its machine code
-PAIRS = {
-    ("nt", "bf16", "fp32"): True,
-    ("nt", "fp16", "fp32"): True,
-    ("nt", "fp8e5", "bf16"): True,
-    ("nn", "fp8e4nv", "bf16"): True,
-    ("tn", "fp8e4nv", "fp16"): True,
-    ("nn", "bf16", "fp32"): False,  # the right factor is turned, in registers
-    ("tn", "fp8e5", "fp32"): False,
-    ("nt", "fp16", "bf16"): False,  # both are converted
-    ("nt", "fp32", "bf16"): False,
-    ("nt", "bf16", "bf16"): False,
+def product(role, left, right):
+    return test_matmul.a_problem(role, (1, 512, 512, 512), (right, left, "fp32") if role == "nt" else (left, right, "fp32"), "tf32")
+
+
+def convolution(role, *dtypes):
+    return test_conv.a_problem(role, dtypes=dtypes)
+
+
+def scaled_product(role, numbers):
+    name = "scaled 4096 cubed in fp8, for w" if role == "tn" else "scaled 4096 cubed"
+    return next(case for case in COMPILED if case.name == name).problem(role, numbers, 90)
+
+
+# kernel, problem -> the pair of which Triton 3.6 overwrites the left factor, by its machine code
+BROKEN = {
+    (matmul, product("nt", "bf16", "fp32")): "bf16 by fp32",
+    (matmul, product("nt", "fp16", "fp32")): "fp16 by fp32",
+    (matmul, product("nt", "fp8e5", "bf16")): "fp8e5 by bf16",
+    (matmul, product("nn", "fp8e4nv", "bf16")): "fp8e4nv by bf16",
+    (matmul, product("tn", "fp8e4nv", "fp16")): "fp8e4nv by fp16",
+    (matmul, product("nn", "bf16", "fp32")): None,  # the right factor is turned, in registers
+    (matmul, product("tn", "fp8e5", "fp32")): None,
+    (matmul, product("nt", "fp16", "bf16")): None,  # both are converted
+    (matmul, product("nt", "fp32", "bf16")): None,
+    (matmul, product("nt", "bf16", "bf16")): None,
+    (conv, convolution("fprop", "bf16", "fp32", "fp32")): "bf16 by fp32",
+    (conv, convolution("fprop", "fp32", "bf16", "fp32")): None,
+    (conv, convolution("dgrad", "bf16", "fp8e4nv", "bf16")): "fp8e4nv by bf16",
+    (conv, convolution("dgrad", "fp32", "bf16", "fp32")): None,
+    (conv, convolution("wgrad", "bf16", "fp8e4nv", "bf16")): "fp8e4nv by bf16",
+    (conv, convolution("wgrad", "fp8e4nv", "bf16", "bf16")): None,
+    (conv, convolution("wgrad", "fp32", "bf16", "fp32")): None,
+    # the weight's gradient of fp8 activations and a bfloat16 cotangent; the forward product is of two fp8 factors
+    (scaled, scaled_product("tn", "fp8 rows")): "fp8e4nv by bf16",
+    (scaled, scaled_product("tn", "fp8 squares")): "fp8e4nv by bf16",
+    (scaled, scaled_product("nn", "fp8 rows")): None,
 }
 
 
-def product(role, left, right, **changes):
-    dtypes = (right, left, "fp32") if role == "nt" else (left, right, "fp32")
-    return dataclasses.replace(test_matmul.a_problem(role, (1, 512, 512, 512), dtypes, "tf32"), **changes)
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_pairs_that_an_old_triton_breaks_are_refused(pair, monkeypatch):
+@pytest.mark.parametrize(("kernel", "problem"), BROKEN, ids=lambda of: f"{of.name}-{'-'.join(of.dtypes)}" if hasattr(of, "dtypes") else "")
+def test_problems_that_an_old_triton_breaks_are_refused(kernel, problem, monkeypatch):
+    supports = lambda **changes: kernel.supports(dataclasses.replace(problem, **changes))
     for version in ((3, 6, 0), (3, 7, 1)):
         monkeypatch.setattr(checks, "triton_version", lambda version=version: version)
-        reason = matmul.supports(product(*pair))
-        assert bool(reason) == PAIRS[pair]
-        assert not reason or f"{pair[1]} by {pair[2]} on compute capability 9.0, where Triton 3." in reason
-        assert matmul.supports(product(*pair, arch=100)) is None
-        assert matmul.supports(product(*pair, precision="ieee")) is None or "fp32" not in pair
+        pair = BROKEN[kernel, problem]
+        reason = supports()
+        assert reason is None if pair is None else f"{pair} on compute capability 9.0, where Triton 3." in reason
+        assert supports(arch=100) is None
+        assert supports(precision="ieee") is None or "fp32" not in problem.dtypes[:2]
     monkeypatch.setattr(checks, "triton_version", lambda: (3, 8, 0))
-    assert matmul.supports(product(*pair)) is None
-
-
-@pytest.mark.parametrize(
-    ("role", "dtypes", "refused"),
-    [
-        ("fprop", ("bf16", "fp32", "fp32"), True),
-        ("fprop", ("fp32", "bf16", "fp32"), False),
-        ("dgrad", ("bf16", "fp8e4nv", "bf16"), True),
-        ("dgrad", ("fp32", "bf16", "fp32"), False),
-        ("wgrad", ("bf16", "fp8e4nv", "bf16"), True),
-        ("wgrad", ("fp8e4nv", "bf16", "bf16"), False),
-        ("wgrad", ("fp32", "bf16", "fp32"), False),
-    ],
-)
-def test_convolutions_that_an_old_triton_breaks_are_refused(role, dtypes, refused, monkeypatch):
-    monkeypatch.setattr(checks, "triton_version", lambda: (3, 6, 0))
-    assert ("overwrites" in (conv.supports(test_conv.a_problem(role, dtypes=dtypes)) or "")) == refused
-
-
-def test_scaled_products_that_an_old_triton_breaks_are_refused(monkeypatch):
-    """The weight's gradient of fp8 activations and a bfloat16 cotangent; the forward product is of two fp8 factors."""
-    (case,) = (case for case in COMPILED if case.name == "scaled 4096 cubed in fp8, for w")
-    problems = [case.problem("tn", numbers, 90) for numbers in case.numbers]
-    monkeypatch.setattr(checks, "triton_version", lambda: (3, 7, 1))
-    assert all("overwrites factors" in (scaled.supports(problem) or "") for problem in problems)
-    assert scaled.supports(case.problem("nn", "fp8 rows", 90)) is None
-    monkeypatch.setattr(checks, "triton_version", lambda: (3, 8, 0))
-    assert not any(map(scaled.supports, problems))
+    assert supports() is None
 
 
 def test_a_refused_pair_is_told(monkeypatch):

@@ -53,11 +53,6 @@ def kernel_name(description: bytes) -> str:
     return name.decode()
 
 
-def moved_activations(lowered) -> list[str]:
-    """Of a vmap of the block below: its filters alone are moved, HWIO into the kernels' KHWI or back."""
-    return [text for text in moved(lowered, 8 * 8 * 8 * 32) if "3x3x" not in text]
-
-
 @pytest.fixture(autouse=True)
 def without_cuda_kernels(monkeypatch):
     """Where both would be taken, test_cuda_binding.py says which."""
@@ -70,96 +65,94 @@ def named():
         yield
 
 
+def mlp(params, x):
+    for w in params[:-1]:
+        x = jax.nn.relu(jaxext.matmul(x, w))
+    return jnp.sum(jaxext.matmul(x, params[-1]).astype(jnp.float32) ** 2)
+
+
+def causal(w, x):
+    y = jaxext.conv_general_dilated(x, w, (1,), [(3, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=64)
+    return jnp.sum(y.astype(jnp.float32) ** 2)
+
+
+def several(count, tree):
+    return jax.tree.map(lambda s: struct(count, *s.shape), tree)
+
+
+def of_convs(fprop, dgrad, wgrad, rank=2):
+    return {f"conv{rank}d_fprop": fprop, f"conv{rank}d_dgrad": dgrad, f"conv{rank}d_wgrad": wgrad}
+
+
+ACTIVATION = 8 * 8 * 8 * 32  # elements of one
+LAYERS, FEATURES = [struct(784, 256), struct(256, 256), struct(256, 16)], struct(512, 784)
+OF_LAYERS = {"matmul_nn": 3, "matmul_nt": 2, "matmul_tn": 3}
+# function, arguments, its kernels, the number of elements from which on nothing is moved
+PROGRAMS = {
+    "resnet block": (resnet_block, (BLOCK, IMAGES), {"conv2d_fprop": 3}, ACTIVATION),
+    "its gradients": (jax.grad(loss, (0, 1)), (BLOCK, IMAGES), of_convs(3, 3, 3), ACTIVATION),
+    "its gradient for each example": (
+        jax.vmap(jax.grad(loss), (None, 0)),
+        (BLOCK, struct(8, 1, 16, 16, 16)),
+        of_convs(3, 1, 3),
+        ACTIVATION,
+    ),
+    "an ensemble": (jax.vmap(resnet_block, (0, None)), (several(4, BLOCK), IMAGES), {"conv2d_fprop": 3}, ACTIVATION),
+    "an ensemble with an input for each": (jax.vmap(resnet_block), several(4, (BLOCK, IMAGES)), {"conv2d_fprop": 3}, ACTIVATION),
+    "its gradients for each": (jax.vmap(jax.grad(loss, (0, 1))), several(4, (BLOCK, IMAGES)), of_convs(3, 3, 3), ACTIVATION),
+    "mlp": (jax.grad(mlp), (LAYERS, FEATURES), OF_LAYERS, 1),
+    "two mlps": (jax.vmap(jax.grad(mlp)), several(2, (LAYERS, FEATURES)), OF_LAYERS, 1),
+    "depthwise": (jax.grad(causal, (0, 1)), (struct(4, 1, 64), struct(2, 256, 64)), of_convs(1, 1, 1, rank=1), 2 * 256 * 64),
+}
+
+
 @pytest.mark.usefixtures("named")
-class TestPrograms:
-    """Exactly the kernels that one expects, and no copy of an activation beside them."""
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name):
+    """Exactly the kernels that one expects, and no copy of an activation beside them.
 
-    def test_resnet_block(self):
-        lowered = jaxext.lower_for(resnet_block, BLOCK, IMAGES, arch="sm_90a")
-        assert kernels(lowered) == {"conv2d_fprop": 3}
+    Of a vmap of the block its filters alone are moved, HWIO into the kernels' KHWI or back.  With one input for all, an ensemble's members
+    stand beside the channels after the first layer and in front from the next on: that is the one move of activations, once for each
+    layer that sees the input.
+    """
+    fun, args, wanted, elements = PROGRAMS[name]
+    lowered = jaxext.lower_for(fun, *args, arch="sm_80" if "mlp" in name else "sm_90a")
+    assert kernels(lowered) == wanted
+    mapped = "each" in name or "ensemble" in name
+    found = [text.split(" : ")[-1] for text in moved(lowered, elements) if not (mapped and "3x3x" in text)]
+    assert found == (["(tensor<8x8x8x4x32xbf16>) -> tensor<4x8x8x8x32xbf16>"] * 2 if name == "an ensemble" else [])
+    if name == "resnet block":
         assert "conv2d_fprop/triton_kernel_call" in lowered.as_text(debug_info=True)  # what profilers show for the operation
-        assert moved(lowered, 8 * 8 * 8 * 32) == []
 
-    def test_its_gradients(self):
-        lowered = jaxext.lower_for(jax.grad(loss, (0, 1)), BLOCK, IMAGES, arch="sm_90a")
-        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 3, "conv2d_wgrad": 3}
-        assert moved(lowered, 8 * 8 * 8 * 32) == []
 
-    def test_its_gradient_for_each_example(self):
-        each = jax.vmap(jax.grad(loss), (None, 0))
-        lowered = jaxext.lower_for(each, BLOCK, struct(8, 1, 16, 16, 16), arch="sm_90a")
-        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
-        assert moved_activations(lowered) == []
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_architectures(arch):
+    def three(a, b, x, w, v):
+        return jaxext.matmul(a, b), conv(x, w), conv(x, v, feature_group_count=32)
 
-    def test_an_ensemble(self):
-        """With one input for all, its members stand beside the channels after the first layer and in front from the next on: that is
-        the one move of activations, once for each layer that sees the input."""
-        params = jax.tree.map(lambda s: struct(4, *s.shape), BLOCK)
-        lowered = jaxext.lower_for(jax.vmap(resnet_block, (0, None)), params, IMAGES, arch="sm_90a")
-        assert kernels(lowered) == {"conv2d_fprop": 3}
-        assert [text.split(" : ")[-1] for text in moved_activations(lowered)] == [
-            "(tensor<8x8x8x4x32xbf16>) -> tensor<4x8x8x8x32xbf16>"
-        ] * 2
+    args = struct(64, 64), struct(64, 64), struct(2, 8, 8, 32), struct(3, 3, 32, 32), struct(3, 3, 1, 32)
+    assert kernels(jaxext.lower_for(three, *args, arch=arch)) == {"matmul_nn": 1, "conv2d_fprop": 2}
 
-    @pytest.mark.parametrize("fun", [resnet_block, lambda *args: jax.grad(loss, (0, 1))(*args)], ids=["forward", "gradients"])
-    def test_an_ensemble_with_an_input_for_each(self, fun):
-        params = jax.tree.map(lambda s: struct(4, *s.shape), BLOCK)
-        lowered = jaxext.lower_for(jax.vmap(fun), params, struct(4, *IMAGES.shape), arch="sm_90a")
-        assert sum(kernels(lowered).values()) == (3 if fun is resnet_block else 9)
-        assert moved_activations(lowered) == []
 
-    def test_mlp(self):
-        def mlp(params, x):
-            for w in params[:-1]:
-                x = jax.nn.relu(jaxext.matmul(x, w))
-            return jnp.sum(jaxext.matmul(x, params[-1]).astype(jnp.float32) ** 2)
+@pytest.mark.usefixtures("named")
+def test_export_and_serialize():
+    """A program of kernels leaves the machine, and is the same when it comes back."""
+    with jaxext.use_target("sm_90a"):
+        exported = export.export(jax.jit(resnet_block), platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())(BLOCK, IMAGES)
+    again = export.deserialize(exported.serialize())
+    assert again.platforms == ("cuda",)
+    assert again.mlir_module() == exported.mlir_module()
+    assert again.mlir_module().count("stablehlo.custom_call @triton_kernel_call") == 3
 
-        params = [struct(784, 256), struct(256, 256), struct(256, 16)]
-        x = struct(512, 784)
-        lowered = jaxext.lower_for(jax.grad(mlp), params, x, arch="sm_80")
-        assert kernels(lowered) == {"matmul_nn": 3, "matmul_nt": 2, "matmul_tn": 3}
-        assert moved(lowered, 1) == []
-        of_two = [struct(2, *w.shape) for w in params], struct(2, *x.shape)
-        batched = jaxext.lower_for(jax.vmap(jax.grad(mlp)), *of_two, arch="sm_80")
-        assert kernels(batched) == {"matmul_nn": 3, "matmul_nt": 2, "matmul_tn": 3}
-        assert moved(batched, 1) == []
 
-    @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
-    def test_architectures(self, arch):
-        def three(a, b, x, w, v):
-            return jaxext.matmul(a, b), conv(x, w), conv(x, v, feature_group_count=32)
-
-        args = struct(64, 64), struct(64, 64), struct(2, 8, 8, 32), struct(3, 3, 32, 32), struct(3, 3, 1, 32)
-        assert kernels(jaxext.lower_for(three, *args, arch=arch)) == {"matmul_nn": 1, "conv2d_fprop": 2}
-
-    def test_depthwise(self):
-        x, w = struct(2, 256, 64), struct(4, 1, 64)
-
-        def causal(w, x):
-            y = jaxext.conv_general_dilated(x, w, (1,), [(3, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=64)
-            return jnp.sum(y.astype(jnp.float32) ** 2)
-
-        lowered = jaxext.lower_for(jax.grad(causal, (0, 1)), w, x, arch="sm_90a")
-        assert kernels(lowered) == {"conv1d_fprop": 1, "conv1d_dgrad": 1, "conv1d_wgrad": 1}
-        assert moved(lowered, 2 * 256 * 64) == []
-
-    def test_export_and_serialize(self):
-        """A program of kernels leaves the machine, and is the same when it comes back."""
-        with jaxext.use_target("sm_90a"):
-            exported = export.export(jax.jit(resnet_block), platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())(
-                BLOCK, IMAGES
-            )
-        again = export.deserialize(exported.serialize())
-        assert again.platforms == ("cuda",)
-        assert again.mlir_module() == exported.mlir_module()
-        assert again.mlir_module().count("stablehlo.custom_call @triton_kernel_call") == 3
-
-    def test_shard_map(self):
-        """Each device's program calls the kernels on its part; the filter's gradient is added up."""
-        split = jax.shard_map(jax.grad(loss), mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
-        lowered = jaxext.lower_for(split, BLOCK, struct(64, 16, 16, 16), arch="sm_90a")
-        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
-        assert "all_reduce" in lowered.as_text() and "tensor<8x16x16x16xbf16>" in lowered.as_text()
+@pytest.mark.usefixtures("named")
+def test_shard_map():
+    """Each device's program calls the kernels on its part; the filter's gradient is added up."""
+    split = jax.shard_map(jax.grad(loss), mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
+    lowered = jaxext.lower_for(split, BLOCK, struct(64, 16, 16, 16), arch="sm_90a")
+    assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
+    assert "all_reduce" in lowered.as_text() and "tensor<8x16x16x16xbf16>" in lowered.as_text()
 
 
 def test_a_sharded_export_takes_xla():

@@ -1,0 +1,134 @@
+"""Kernels are well compiled for the layers of models and for odd channels, which Triton's interpreter cannot show.  No GPU is needed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="no Triton here")
+
+# ruff: noqa: E402
+from jaxext.benchmarks import compiled
+from jaxext.kernels import conv, gram, ragged, scaled
+from jaxext.kernels.epilogue import Epilogue
+from jaxext.kernels.geometry import ConvProblem
+
+pytestmark = pytest.mark.skipif(compiled.missing() is not None, reason=str(compiled.missing()))
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    """jax-triton, which tests before may have imported, says that there is none."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+POLYNOMIAL = dict(scale=2.0315, of_addend=-4.775)
+GRAMS: dict[str, tuple[int, int, str, dict[str, Any]]] = {  # rows, depth, dtypes, what is added
+    "gram, bf16": (4096, 4096, "bf16", {}),
+    "gram, bf16, of few rows": (768, 3072, "bf16", {}),
+    "gram, bf16, a polynomial": (4096, 4096, "bf16", dict(addend="bf16", **POLYNOMIAL)),
+    "gram, TF32": (4096, 4096, "fp32", {}),
+    "gram, TF32, a polynomial": (4096, 4096, "fp32", dict(addend="fp32", **POLYNOMIAL)),
+    "gram, odd sizes": (1001, 999, "bf16", {}),
+}
+WIDE, FEW = (4096, 4096, 4096), (16, 4096, 4096)  # M, K, N
+FP8, INT8 = ("fp8e4nv", "fp8e4nv", "bf16"), ("bf16", "i8", "bf16")
+SCALED = {  # role, slots with scales, blocks of M, K and N, sizes, dtypes
+    "fp8, rows and columns": ("nn", "xw", (4096, 1, 4096), WIDE, FP8),
+    "fp8, squares of 128": ("nn", "xw", (4096, 32, 32), WIDE, FP8),
+    "fp8, squares of 128, transposed": ("nt", "yw", (4096, 32, 32), WIDE, FP8),
+    "fp8, blocks of 32": ("nn", "xw", (4096, 128, 4096), WIDE, FP8),
+    "fp8, sum over rows": ("tn", "xy", (1, 1, 1), WIDE, ("fp8e4nv", "fp8e5", "bf16")),
+    "int8, few rows": ("nn", "w", (1, 1, 4096), FEW, INT8),
+    "int8 in groups, few rows": ("nn", "w", (1, 32, 4096), FEW, INT8),
+    "packed int4 in groups, few rows": ("nn", "w", (1, 32, 4096), FEW, INT8),
+    "packed int4 in groups": ("nn", "w", (1, 32, 4096), WIDE, INT8),
+    "packed int4 in groups, gradient": ("nt", "w", (1, 32, 4096), WIDE, ("i8", "bf16", "bf16")),
+    "int8 by int8": ("nn", "xw", (4096, 1, 4096), WIDE, ("i8", "i8", "bf16")),
+}
+EXPERTS = {"DeepSeek-V3": (8192, 7168, 2048, 256), "Mixtral": (8192, 4096, 14336, 8), "gpt-oss": (8192, 2880, 2880, 128)}  # M, K, N, G
+EPILOGUES = {
+    "bias and scale": Epilogue(activation="gelu", bias="bf16", scale="fp32", saves=True),
+    "gate": Epilogue(activation="silu", gated=True, scale="fp32", saves=True),
+}
+RAGGED = {f"{name}, {role}": (name, role, None) for name in EXPERTS for role in ("nn", "nt", "tn")}
+RAGGED |= {f"{name}, {epilogue}": (name, "nn", EPILOGUES[epilogue]) for name in EXPERTS for epilogue in EPILOGUES}
+QUICK = {
+    ("gram, bf16", 80),
+    ("gram, TF32", 100),
+    ("fp8, squares of 128", 90),
+    ("packed int4 in groups, few rows", 80),
+    ("int8 by int8", 100),
+}
+QUICK |= {(name, 90) for name in RAGGED if name.startswith("DeepSeek-V3")}
+
+
+def a_problem(name, arch):
+    """The kernel, and its problem."""
+    common: Any = dict(B=1, precision="tf32", arch=arch)
+    if name in GRAMS:
+        rows, depth, dtype, added = GRAMS[name]
+        return gram, gram.Problem(name="gram", role="nt", M=rows, K=rows, N=depth, dtypes=(dtype,) * 3, **common, **added)
+    if name in SCALED:
+        role, slots, blocks, sizes, dtypes = SCALED[name]
+        common |= dict(zip("ISJMKN", blocks + sizes, strict=True))
+        given = dict(role=role, scaled=tuple(slots), packed="packed" in name, dtypes=dtypes)
+        return scaled, scaled.Problem(name=f"scaled_dot_{slots}_{role}", **given, **common)
+    experts, role, epilogue = RAGGED[name]
+    sizes = dict(zip("MKNG", EXPERTS[experts], strict=True))
+    return ragged, ragged.Problem(name=f"ragged_{role}", role=role, P=1, R=1, **sizes, dtypes=("bf16",) * 3, epilogue=epilogue, **common)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        pytest.param(*key, marks=() if key in QUICK else pytest.mark.slow)
+        for key in itertools.product([*GRAMS, *SCALED, *RAGGED], compiled.ARCHS)
+    ],
+)
+def test_picks_are_well_compiled(name, arch):
+    """By the laws of all kernels; and large tiles are multiplied by the newest tensor cores."""
+    module, problem = a_problem(name, arch)
+    if reason := module.supports(problem):
+        assert arch < 89 and "8-bit floats" in reason
+        return
+    config = module.candidates(problem)[0]
+    row = compiled.compile_row(compiled.Program(module.__name__.rpartition(".")[2], name, "", problem, config, True))
+    assert compiled.offences(row) == [], row
+    if name != "int8 by int8":  # Triton 3.6 has mma alone for these on 10.0
+        assert row[{90: "wgmma", 100: "tcgen05"}.get(arch, "mma") if config.tile_m >= 64 else "mma"] > 0
+    if name in SCALED:
+        assert row["loads"].keys() & {"16", "8"}
+
+
+@pytest.mark.parametrize(
+    "role, channels, precision, arch",
+    [("fprop", (6, 10), "tf32", 90), ("dgrad", (3, 2), "bf16x6", 90), ("wgrad", (2, 6), "ieee", 80)],
+)
+def test_convolutions_of_odd_channels(role, channels, precision, arch):
+    """Loads are aligned, and products as precise as asked.
+
+    Groups, pixels and taps lie at any multiple of a group's channels: an access that is wider than that is misaligned on a GPU.
+    """
+    C, K = channels
+    problem = ConvProblem(
+        name=f"conv2d_{role}", role=role, B=2, N=2, G=3, C=C, K=K, input=(1, 16, 32), filter=(1, 3, 3), output=(1, 8, 32),
+        stride=(1, 2, 1), low=(0, 1, 1), dtypes=("fp32",) * 3, precision=precision, arch=arch,
+    )  # fmt: skip
+    row = compiled.compile_row(compiled.Program("conv", "odd", "", problem, conv.candidates(problem)[0], True))
+    assert {dot["precision"] for dot in row["dots"]} == {precision}
+    assert row["loads"] and max(map(int, row["loads"])) <= 4 * max(math.gcd(C, 4), math.gcd(K, 4))
+
+
+def test_integers_are_multiplied_by_tensor_cores():
+    """Of one channel per group, several of which share a tile; the result wraps in int8."""
+    problem = ConvProblem(
+        name="conv2d_fprop", role="fprop", B=1, N=2, G=32, C=1, K=1, input=(1, 16, 32), filter=(1, 3, 3), output=(1, 16, 32),
+        low=(0, 1, 1), dtypes=("i8", "i8", "i8"), precision="tf32", arch=80,
+    )  # fmt: skip
+    ptx = str(compiled.compile_launch(conv.launch(problem, conv.candidates(problem)[0]), problem).asm["ptx"])
+    assert "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32" in ptx
+    assert compiled.assembled(ptx)["spills"] == 0
