@@ -142,7 +142,7 @@ PIECES = {
 }
 
 
-def check_products(family, kernels, role, sizes, dtypes, precision, integers=True):
+def check_products(family, kernels, role, sizes, dtypes, precision="tf32", integers=True):
     problem = MatmulProblem(name=f"{family}_{role}", role=role, **{"B": 1} | sizes, dtypes=dtypes, precision=precision, arch=90)
 
     def call(problem, config, integers):
@@ -162,17 +162,16 @@ def check_products(family, kernels, role, sizes, dtypes, precision, integers=Tru
 )
 @pytest.mark.parametrize("name", MATMULS)
 def test_matmul_kernel(name, role, dtype, result):
-    check_products("matmul", cuda_matmul, role, MATMULS[name], (dtype, dtype, result), "tf32")
+    check_products("matmul", cuda_matmul, role, MATMULS[name], (dtype, dtype, result))
 
 
 @hopper
-@pytest.mark.parametrize("precision", cuda_pieces.PIECES)
+@pytest.mark.parametrize(("precision", "integers"), [("bf16x3", True), ("bf16x6", True), ("bf16x6", False)])
 @pytest.mark.parametrize("role", ["nn", "nt", "tn"])
 @pytest.mark.parametrize("name", PIECES)
-def test_products_in_pieces(name, role, precision):
+def test_products_in_pieces(name, role, precision, integers):
     """Integers are exact in any number of pieces; of other numbers six products keep what float32 does."""
-    for integers in (True, False)[: 2 if precision == "bf16x6" else 1]:
-        check_products("pieces", cuda_pieces, role, PIECES[name], ("fp32",) * 3, precision, integers)
+    check_products("pieces", cuda_pieces, role, PIECES[name], ("fp32",) * 3, precision, integers)
 
 
 # The sizes of groups, rows of which the last may be nobody's, and the rest of the problem.
@@ -330,6 +329,8 @@ def test_transformed(case, dtype):
 # The runtime around them
 
 ROUND = DEPTHWISE_CALLS[3]
+FORMS = [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))]
+each_form = pytest.mark.parametrize("case", FORMS, ids=label)
 
 
 def inputs(case, dtype, seeds):
@@ -342,9 +343,7 @@ def inputs(case, dtype, seeds):
         yield args, on_cpu(jax.jit(program), *args)
 
 
-@pytest.mark.parametrize(
-    "case", [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))], ids=label
-)
+@each_form
 def test_recorded_in_cuda_graphs(case, tmp_path):
     """XLA's command buffers hold every call of ours, and replay it with whatever arrays come."""
     tries = list(inputs(case, jnp.bfloat16, range(0, 40, 10)))
@@ -387,9 +386,7 @@ def in_threads(work, *arguments):
         list(pool.map(named, arguments))
 
 
-@pytest.mark.parametrize(
-    "case", [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))], ids=label
-)
+@each_form
 def test_two_devices(case):
     """The same kernels on each GPU of this machine in turn, so that what a first launch sets is set on every one, then on two at once."""
     devices = jax.local_devices(backend="cuda")

@@ -28,8 +28,12 @@ from jaxext.kernels.matmul.problem import MatmulProblem
 TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block computes several tiles
 
 
-def id_of(row):
-    return "-".join(str(row[name]) for name in ("role", "rank", "operands", "second", "result", "tile_m", "tile_n") if name in row)
+def each(rows, is_short=lambda row: True):
+    """A parameter for each row, slow if it is not in the short suite."""
+    names = "role", "rank", "operands", "second", "result", "bits", "pieces", "tile_m", "tile_n"
+    ids = ["-".join(str(row[name]) for name in names if name in row) for row in rows]
+    params = [pytest.param(row, id=id, marks=() if is_short(row) else pytest.mark.slow) for row, id in zip(rows, ids, strict=True)]
+    return pytest.mark.parametrize("row", params)
 
 
 PLAIN = [row for row in MATMULS if not row["fused"]]
@@ -45,7 +49,7 @@ def in_short_suite(row) -> bool:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("row", [pytest.param(row, id=id_of(row), marks=() if in_short_suite(row) else pytest.mark.slow) for row in PLAIN])
+@each(PLAIN, in_short_suite)
 def test_matmul(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
     step = 16 // BYTES[row["operands"]]  # what rows are multiples of
@@ -57,14 +61,7 @@ def test_matmul(row):
         check(matmul_call(row, 1, m + step, step, 4 * k, splits=2))
 
 
-QUICK_PIECES = {("nn", 3), ("nt", 2), ("tn", 3)}
-EACH_OF_PIECES = [
-    pytest.param(row, id=f"{row['role']}-{row['pieces']}", marks=() if (row["role"], row["pieces"]) in QUICK_PIECES else pytest.mark.slow)
-    for row in PIECES
-]
-
-
-@pytest.mark.parametrize("row", EACH_OF_PIECES)
+@each(PIECES, lambda row: (row["role"], row["pieces"]) in {("nn", 3), ("nt", 2), ("tn", 3)})
 def test_pieces(row):
     """Tiles, steps and rows of four elements that end early; more steps than the ring has stages; a batch, and parts."""
     m, n = row["tile_m"], row["tile_n"]
@@ -77,7 +74,7 @@ def test_pieces(row):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("row", RAGGEDS, ids=id_of)
+@each(RAGGEDS)
 def test_ragged(row):
     m, n, sizes = row["tile_m"], row["tile_n"], dict(K=row["tile_m"] + 72, N=row["tile_n"] + 40)
     check(ragged_call(row, (5, 0, m - 3, 9, 0, 20), m + 50, **sizes), device=TWO_MULTIPROCESSORS)  # the last rows are nobody's
@@ -94,7 +91,7 @@ def scaled(row, sizes, blocks=(1, 1, 1), result="bf16", B=1, splits=1, integers=
     return scaled_call(problem, config_of(cuda_scaled.ScaledConfig, row, splits=splits), integers)
 
 
-@pytest.mark.parametrize("row", SCALEDS, ids=id_of)
+@each(SCALEDS)
 def test_scaled(row):
     """Scales for all, for rows and columns, for blocks of 128 of the sum in rows, squares and columns; tiles and splits that end early."""
     m, n = row["tile_m"], row["tile_n"]
@@ -107,14 +104,12 @@ def test_scaled(row):
         check(scaled(row, (1, 16, 8), result="fp32", splits=3))
 
 
-def gram_rows(short):
-    """A tile of each number of warp groups is in the short suite, one for each dtype."""
-    return [pytest.param(row, id=id_of(row), marks=() if short(row) else pytest.mark.slow) for row in GRAMS]
-
-
-@pytest.mark.parametrize("row", gram_rows(lambda row: (row["operands"], row["tile_m"]) in (("bfloat16", 192), ("float16", 128))))
+@each(GRAMS, lambda row: (row["operands"], row["tile_m"]) in (("bfloat16", 192), ("float16", 128)))
 def test_gram(row):
-    """One tile that is not full, several clusters and steps, with an addend, batches, and results of both widths, in parts too."""
+    """One tile that is not full, several clusters and steps, with an addend, batches, and results of both widths, in parts too.
+
+    A tile of each number of warp groups is in the short suite, one for each dtype.
+    """
     m, k, dtype = row["tile_m"], row["tile_k"], row["operands"]
     check(gram_call(row, 2, 2 * m + 24, (row["stages"] + 1) * k + 8, dtype, (2.0, -1.0)), device=TWO_MULTIPROCESSORS)
     check(gram_call(row, 1, m + 40, k - 8, dtype, (0.7, 1.3), integers=False))
@@ -126,7 +121,7 @@ def test_gram(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [row for row in GRAMS if row["operands"] == "bfloat16"], ids=id_of)
+@each([row for row in GRAMS if row["operands"] == "bfloat16"])
 def test_bands_of_gram(row):
     """A band is eight tiles wide: behind two whole ones there is one that ends early."""
     check(gram_call(row, 1, 17 * row["tile_n"] + 8, 8), device=TWO_MULTIPROCESSORS)
@@ -142,7 +137,7 @@ def of_row(row, problem):
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize("row", CONVS, ids=id_of)
+@each(CONVS)
 def test_conv(row):
     problems = [case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_{row['role']}"]
     assert problems
@@ -224,7 +219,7 @@ def test_weight_only_product(dtype, arch):
     assert_all_ran(dtype, arch, lambda name: "11weight_only" in name)
 
 
-@pytest.mark.parametrize("row", WIDE_WEIGHT_ONLYS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "bits", "tile_m")))
+@each(WIDE_WEIGHT_ONLYS)
 def test_wide_weight_only_product(row):
     """With tails of rows, columns and the sum, more stages than the ring has, blocks of scales of 32 elements and others, and one for all;
     batches and parts, of which one has no step; rounded too."""
@@ -274,7 +269,7 @@ def check_fused(problem, config):
         check(fused_call(problem, config, integers))
 
 
-@pytest.mark.parametrize("row", [row for row in MATMULS if row["fused"]], ids=id_of)
+@each([row for row in MATMULS if row["fused"]])
 def test_matmul_with_an_epilogue(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
     dtype = DTYPES[row["operands"]]
@@ -294,7 +289,7 @@ def test_activation(activation):
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("row", [row for row in CONVS if row["role"] == "fprop"], ids=id_of)
+@each([row for row in CONVS if row["role"] == "fprop"])
 def test_conv_with_an_epilogue(row):
     plain = next(case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_fprop")
     dtype = DTYPES[row["operands"]]
