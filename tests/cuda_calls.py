@@ -160,15 +160,15 @@ def conv_call(problem, config, integers=True) -> Call:
 
 def fused_call(problem, config, integers) -> Call:
     """Of a matrix product, or a convolution, with an epilogue.  Of integers results are exact where the activation keeps them."""
-    row, epilogue, is_product = row_of(problem, config), numbers_of(problem.epilogue), hasattr(problem, "M")
-    if is_product:
+    row, epilogue = row_of(problem, config), numbers_of(problem.epilogue)
+    kernel = "matmul" if hasattr(problem, "M") else "conv" if "tile_m" in row else "depthwise"
+    if kernel == "matmul":
         case = matmul(row | {"fused": True}, problem.B, problem.M, problem.N, problem.K, config.splits, epilogue)
     else:
         case = conv(row | {"rank": int(problem.name[4])}, problem, config, epilogue, row["result"])
     operands = epilogues.some_operands(problem, integers)
     exact = integers and problem.epilogue.activation in (None, "relu", "relu6")
-    judge = functools.partial(test_epilogues.check_results, "matmul" if is_product else "conv", problem, operands)
-    return Call(case, operands, lambda results: judge([*results.values()], exact))
+    return Call(case, operands, lambda results: test_epilogues.check_results(kernel, problem, operands, [*results.values()], exact))
 
 
 def causal_call(problem, config, integers=True) -> Call:
