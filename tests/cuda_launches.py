@@ -1,7 +1,7 @@
 """The compiled CUDA kernels' host code without CUDA: what it asks of it for a call.
 
 The kernels' library is linked with a CUDA runtime that writes down what it is asked: csrc/cuda_runtime.cc.  Needs nvcc and the folder in
-which jaxext was built; no GPU and no driver.  Where one lacks, the module that imports this is skipped.
+which jaxext was built, or skips; no GPU and no driver.  The module that imports this is skipped where no kernels are compiled.
 """
 
 import ctypes
@@ -39,9 +39,9 @@ from jaxext.backends.cuda import cuda_binding
 TESTS = pathlib.Path(__file__).parent
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 LIBRARIES = sorted(TESTS.parent.glob("build/*/libjaxext_kernels.a"), key=lambda path: path.stat().st_mtime)
-if reason := cuda_binding.missing() or (NVCC is None and "no nvcc here") or (not LIBRARIES and "jaxext was not built in this checkout"):
-    pytest.skip(f"no CUDA kernels to link: {reason}", allow_module_level=True)
-LIBRARY = LIBRARIES[-1]
+if reason := cuda_binding.missing():
+    pytest.skip(f"no CUDA kernels: {reason}", allow_module_level=True)
+LIBRARY = LIBRARIES[-1] if LIBRARIES else TESTS
 
 from jaxext import _cuda_module  # noqa: E402
 
@@ -72,6 +72,8 @@ SCHEMA = _cuda_module.schema()
 @functools.cache
 def runtime(*more: str | pathlib.Path, copy: int = 0) -> ctypes.CDLL:
     """The stand-in for CUDA with our host code, and with what `more` names to nvcc.  A copy remembers nothing of the others' calls."""
+    if reason := (NVCC is None and "no nvcc here") or (not LIBRARIES and "jaxext was not built in this checkout"):
+        pytest.skip(f"no CUDA kernels to link: {reason}", allow_module_level=True)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/cuda_runtime.so"
         # -z,defs: a function of CUDA that the runtime has not, such as one that allocates, waits or copies, is an error

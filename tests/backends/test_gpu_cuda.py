@@ -10,7 +10,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,6 @@ import test_depthwise as depthwise
 import test_ragged_kernel as ragged
 import test_scaled_dot as scaled
 from cases import CASES, ConvCase, DotCase, named, random
-from harness import check
 from jax import lax
 from test_cuda_scaled import product as scaled_product
 from test_gpu import HALF, NN, conv, exact, label, on_cpu, ours, value_and_gradients, verify
@@ -31,16 +29,15 @@ from test_simt import CASES as DEPTHWISE
 import jaxext
 from jaxext._target import compute_capability
 from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_ragged, cuda_scaled
-from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels.matmul.problem import MatmulProblem
-from jaxext.kernels.ragged.problem import visits
 from jaxext.verify.check import RECORDED, held
 from jaxext.verify.laws import SUMS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")]
 hopper = pytest.mark.skipif(compute_capability("cuda") != 90, reason="the kernels of matmul and dense convolution are for sm_90a alone")
 
-CONV_FIELDS = ("B", "N", "G", "C", "K", "input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
+if not cuda_binding.missing():
+    import cuda_calls
 
 
 @pytest.fixture(autouse=True)
@@ -52,38 +49,12 @@ def cuda():
 # The kernels alone
 
 
-def call(target, problem, config, result, fields=CONV_FIELDS, **changes):
-    """A function of the operands: what the kernel writes, as a `result`."""
-    attributes = {name: getattr(problem, name) for name in fields} | dataclasses.asdict(config) | changes
-    return lambda *operands: jax.ffi.ffi_call(f"jaxext_{target}_v1", result)(
-        *operands, **{name: np.array(value, np.int64)[()] for name, value in attributes.items() if value is not None}
-    )
-
-
-def alone(target, problem, config, shape, operands, fields=CONV_FIELDS) -> np.ndarray:
-    """The kernel's result, partial ones added up; it is written twice, where there was NaN, and has the same bits both times.
-
-    The memory is a donated argument that nothing reads.  It has the result's type and so becomes the result, and since the program is
-    this one call, XLA has no reason to compute elsewhere and copy: both is checked.
-    """
-    cuda_binding.register()
-    dtype = np.dtype(DTYPES[problem.dtypes[2]])
-    splits = getattr(config, "splits", 1)
-    result = jax.ShapeDtypeStruct((splits, *shape), np.float32) if splits > 1 else jax.ShapeDtypeStruct(shape, dtype)
-    kernel = call(target, problem, config, result, fields)
-    program = jax.jit(lambda memory, *operands: kernel(*operands), donate_argnums=0, keep_unused=True)
-    operands = [jax.device_put(operand) for operand in operands]
-    compiled = program.lower(result, *operands).compile()
-    assert " copy(" not in str(compiled.as_text()), "the result is computed elsewhere, and copied"
-    written = []
-    for _ in range(2):
-        memory = jax.block_until_ready(jax.device_put(np.full(result.shape, np.nan, result.dtype)))
-        where = memory.unsafe_buffer_pointer()
-        y = compiled(memory, *operands)
-        assert y.unsafe_buffer_pointer() == where, "the result is not where the NaN was"
-        written.append(np.asarray(y))
-    assert written[0].tobytes() == written[1].tobytes()
-    return written[0].sum(axis=0, dtype=np.float32).astype(dtype) if splits > 1 else written[0]
+def check_kernels(kernels, problem, configs, call=None, integers=True):
+    """Check that a problem is taken, and right in these configurations."""
+    assert kernels.refused(problem) is None
+    for config in configs:
+        made = (call or cuda_calls.conv_call)(problem, config, integers)
+        made.check(cuda_calls.compute_on_device(made))
 
 
 def some(configs):
@@ -92,14 +63,6 @@ def some(configs):
         splits = sorted(config.splits for config in configs if dataclasses.replace(config, splits=1) == tile)
         for number in dict.fromkeys((splits[0], splits[len(splits) // 2], splits[-1])):
             yield dataclasses.replace(tile, splits=number)
-
-
-def check_conv(stem, kernels, problem, configs, operands, truth, shape, scale=None):
-    """Every configuration of it."""
-    assert kernels.refused(problem) is None
-    for config in configs:
-        target = problem.name.replace("conv", stem)
-        check(alone(target, problem, config, shape, list(operands.values())), truth, scale)
 
 
 def has_result(case, role):
@@ -112,15 +75,12 @@ def has_result(case, role):
 )
 def test_depthwise_kernel(name, role, dtype):
     problem = depthwise.of_role(DEPTHWISE[name], role, dtype)
-    operands = depthwise.operands_of(problem)
-    truth, shape = depthwise.truth(problem, operands), depthwise.shape_of(problem, depthwise.ROLES[role])
-    configs = {cuda_depthwise.pick(problem), *some(cuda_depthwise.candidates(problem))}
+    picked = cuda_depthwise.pick(problem)
+    configs = {picked, *some(cuda_depthwise.candidates(problem))}
     if role == "wgrad":
-        picked = cuda_depthwise.pick(problem)
         configs |= {dataclasses.replace(picked, splits=3)}  # what is picked for so little is not split
-        wider = dataclasses.replace(problem, dtypes=(dtype, dtype, "fp32"))
-        check_conv("depthwise", cuda_depthwise, wider, [picked], operands, truth, shape)
-    check_conv("depthwise", cuda_depthwise, problem, configs, operands, truth, shape)
+        check_kernels(cuda_depthwise, dataclasses.replace(problem, dtypes=(dtype, dtype, "fp32")), [picked])
+    check_kernels(cuda_depthwise, problem, configs)
 
 
 @pytest.mark.parametrize("role", depthwise.ROLES)
@@ -129,10 +89,7 @@ def test_depthwise_kernel(name, role, dtype):
 def test_depthwise_kernel_rounds_once(name, role, dtype):
     """Of normal numbers, and of as many channels as make several blocks."""
     problem = depthwise.of_role(DEPTHWISE[name], role, dtype, G=264, N=3)
-    operands = depthwise.operands_of(problem, integers=False)
-    truth, scale = (depthwise.truth(problem, {slot: f(x.astype(np.float64)) for slot, x in operands.items()}) for f in (np.copy, np.abs))
-    shape = depthwise.shape_of(problem, depthwise.ROLES[role])
-    check_conv("depthwise", cuda_depthwise, problem, [cuda_depthwise.pick(problem)], operands, truth, shape, scale)
+    check_kernels(cuda_depthwise, problem, [cuda_depthwise.pick(problem)], integers=False)
 
 
 # Channels in eights, and problems of several tiles along each axis.
@@ -164,9 +121,7 @@ def taken(name, role, dtype, result):
 def test_conv_kernel(name, role, dtype):
     for result in (dtype, "fp32"):
         problem = taken(name, role, dtype, result)
-        operands = dense.some_operands(problem)
-        configs = some(cuda_conv.candidates(problem, cuda_binding.compiled("conv")))
-        check_conv("conv", cuda_conv, problem, configs, operands, dense.true(problem, operands), dense.shape(problem, dense.OPEN[role]))
+        check_kernels(cuda_conv, problem, some(cuda_conv.candidates(problem, cuda_binding.compiled("conv"))))
 
 
 MATMULS = {
@@ -178,6 +133,23 @@ MATMULS = {
     "waves": dict(M=640, N=5392, K=64),
     "one multiple of 16 bytes": dict(M=5, N=16, K=16),
 }
+PIECES = {
+    "ragged": dict(M=204, N=340, K=144),
+    "batch": dict(B=3, M=76, N=144, K=272),
+    "one row": dict(M=4, N=256, K=512),
+    "skinny": dict(M=16, N=1024, K=4096),
+    "tiles": dict(M=1036, N=784, K=528),
+}
+
+
+def check_products(family, kernels, role, sizes, dtypes, precision="tf32", integers=True):
+    problem = MatmulProblem(name=f"{family}_{role}", role=role, **{"B": 1} | sizes, dtypes=dtypes, precision=precision, arch=90)
+
+    def call(problem, config, integers):
+        row = cuda_calls.row_of(problem, config)
+        return cuda_calls.matmul_call(row, problem.B, problem.rows, problem.cols, problem.depth, config.splits, integers)
+
+    check_kernels(kernels, problem, some(kernels.candidates(problem, cuda_binding.compiled(family))), call, integers)
 
 
 @hopper
@@ -190,52 +162,16 @@ MATMULS = {
 )
 @pytest.mark.parametrize("name", MATMULS)
 def test_matmul_kernel(name, role, dtype, result):
-    sizes = {"B": 1} | MATMULS[name]
-    problem = MatmulProblem(
-        name=f"matmul_{role}", role=role, **sizes, dtypes=(dtype, dtype, result), precision="tf32", arch=90
-    )  # fmt: skip
-    table = cuda_binding.compiled("matmul")
-    assert cuda_matmul.refused(problem) is None
-    B, M, N, K = sizes.values()
-    shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
-    open = {"nn": "c", "nt": "a", "tn": "b"}[role]
-    operands = {slot: random(shape, DTYPES[dtype], seed, True) for seed, (slot, shape) in enumerate(shapes.items()) if slot != open}
-    equation = {"nn": "bmk,bkn->bmn", "nt": "bkn,bmn->bmk", "tn": "bmk,bmn->bkn"}[role]
-    truth = np.einsum(equation, *(x.astype(np.float64) for x in operands.values()), optimize=True)
-    for config in some(cuda_matmul.candidates(problem, table)):
-        check(alone(problem.name, problem, config, shapes[open], list(operands.values()), tuple("BMNK")), truth)
-
-
-PIECES = {
-    "ragged": dict(M=204, N=340, K=144),
-    "batch": dict(B=3, M=76, N=144, K=272),
-    "one row": dict(M=4, N=256, K=512),
-    "skinny": dict(M=16, N=1024, K=4096),
-    "tiles": dict(M=1036, N=784, K=528),
-}
+    check_products("matmul", cuda_matmul, role, MATMULS[name], (dtype, dtype, result))
 
 
 @hopper
-@pytest.mark.parametrize("precision", cuda_pieces.PIECES)
+@pytest.mark.parametrize(("precision", "integers"), [("bf16x3", True), ("bf16x6", True), ("bf16x6", False)])
 @pytest.mark.parametrize("role", ["nn", "nt", "tn"])
 @pytest.mark.parametrize("name", PIECES)
-def test_products_in_pieces(name, role, precision):
+def test_products_in_pieces(name, role, precision, integers):
     """Integers are exact in any number of pieces; of other numbers six products keep what float32 does."""
-    B, M, N, K = ({"B": 1} | PIECES[name]).values()
-    problem = MatmulProblem(
-        name=f"pieces_{role}", role=role, B=B, M=M, N=N, K=K, dtypes=("fp32",) * 3, precision=precision, arch=90
-    )  # fmt: skip
-    assert cuda_pieces.refused(problem) is None
-    shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
-    open = {"nn": "c", "nt": "a", "tn": "b"}[role]
-    equation = {"nn": "bmk,bkn->bmn", "nt": "bkn,bmn->bmk", "tn": "bmk,bmn->bkn"}[role]
-    for integers in (True, *((False,) if precision == "bf16x6" else ())):
-        operands = {slot: random(shape, np.float32, seed, integers) for seed, (slot, shape) in enumerate(shapes.items()) if slot != open}
-        exact = [x.astype(np.float64) for x in operands.values()]
-        truth = np.einsum(equation, *exact, optimize=True)
-        scale = None if integers else np.einsum(equation, *map(np.abs, exact), optimize=True)
-        for config in some(cuda_pieces.candidates(problem, cuda_binding.compiled("pieces"))):
-            check(alone(problem.name, problem, config, shapes[open], list(operands.values()), tuple("BMNK")), truth, scale)
+    check_products("pieces", cuda_pieces, role, PIECES[name], ("fp32",) * 3, precision, integers)
 
 
 # The sizes of groups, rows of which the last may be nobody's, and the rest of the problem.
@@ -255,14 +191,10 @@ RAGGED = {
 @pytest.mark.parametrize("name", RAGGED)
 def test_ragged_kernel(name, role, dtype):
     sizes, rows, more = RAGGED[name]
-    begin, end = ragged.ranges_of(sizes, more.get("B", 1), more.get("P", 1))
-    problem = ragged.a_problem(role, (begin, end), rows, **more, dtypes=(dtype,) * 3)
-    assert cuda_ragged.refused(problem) is None
-    operands = ragged.some_operands(problem, begin, end)
-    truth = ragged.true(problem, operands, begin, end)
-    for config in cuda_ragged.candidates(problem, cuda_binding.compiled("ragged")):
-        places = np.stack([begin, end], -1) if role == "tn" else visits(np, begin, end, problem.M, config.tile_m)
-        check(alone(problem.name, problem, config, truth.shape, [*operands.values(), places], tuple("BPRMNKG")), truth)
+    begin_end = ragged.ranges_of(sizes, more.get("B", 1), more.get("P", 1))
+    problem = ragged.a_problem(role, begin_end, rows, **more, dtypes=(dtype,) * 3)
+    call = lambda problem, config, integers: cuda_calls.ragged_call(cuda_calls.row_of(problem, config), sizes, rows, integers, **more)
+    check_kernels(cuda_ragged, problem, cuda_ragged.candidates(problem, cuda_binding.compiled("ragged")), call)
 
 
 # Rows, the depth and columns, and their blocks: tiles and steps end early, and the depth is long enough for parts.
@@ -281,16 +213,10 @@ SCALED = {
 @pytest.mark.parametrize("role", scaled.ROLES)
 @pytest.mark.parametrize("name", SCALED)
 def test_scaled_kernel(name, role, dtypes):
-    sizes, cuts = SCALED[name]
     for result in ("bf16", "fp32"):
-        problem = scaled_product(role, sizes, cuts, dtypes=(*dtypes, result), B=2 if name == "long blocks" else 1)
-        assert cuda_scaled.refused(problem) is None
-        operands = scaled.some_operands(problem)
-        given = cuda_scaled.arrays(problem, {slot: jnp.asarray(operands[slot]) for slot in cuda_scaled.slots(problem)})
-        fields = cuda_scaled.fields(problem)
-        truth, numbers = scaled.true(problem, operands), types.SimpleNamespace(**fields, dtypes=problem.dtypes)
-        for config in some(cuda_scaled.candidates(problem, cuda_binding.compiled("scaled"))):
-            check(alone("scaled", numbers, config, truth.shape, list(given.values()), tuple(fields)), truth)
+        problem = scaled_product(role, *SCALED[name], dtypes=(*dtypes, result), B=2 if name == "long blocks" else 1)
+        configs = some(cuda_scaled.candidates(problem, cuda_binding.compiled("scaled")))
+        check_kernels(cuda_scaled, problem, configs, cuda_calls.scaled_call)
 
 
 # The public operations
@@ -403,6 +329,8 @@ def test_transformed(case, dtype):
 # The runtime around them
 
 ROUND = DEPTHWISE_CALLS[3]
+FORMS = [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))]
+each_form = pytest.mark.parametrize("case", FORMS, ids=label)
 
 
 def inputs(case, dtype, seeds):
@@ -415,9 +343,7 @@ def inputs(case, dtype, seeds):
         yield args, on_cpu(jax.jit(program), *args)
 
 
-@pytest.mark.parametrize(
-    "case", [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))], ids=label
-)
+@each_form
 def test_recorded_in_cuda_graphs(case, tmp_path):
     """XLA's command buffers hold every call of ours, and replay it with whatever arrays come."""
     tries = list(inputs(case, jnp.bfloat16, range(0, 40, 10)))
@@ -460,9 +386,7 @@ def in_threads(work, *arguments):
         list(pool.map(named, arguments))
 
 
-@pytest.mark.parametrize(
-    "case", [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))], ids=label
-)
+@each_form
 def test_two_devices(case):
     """The same kernels on each GPU of this machine in turn, so that what a first launch sets is set on every one, then on two at once."""
     devices = jax.local_devices(backend="cuda")
@@ -552,11 +476,10 @@ def test_what_is_named_and_refused_raises(case, dtype, reason):
 )
 def test_a_handler_refuses_in_words(changes, message):
     """What it is asked directly, past Python; and the device goes on after that."""
-    cuda_binding.register()
     problem = depthwise.of_role(DEPTHWISE["causal k4"], "fprop")
-    operands = depthwise.operands_of(problem)
-    result = jax.ShapeDtypeStruct(depthwise.shape_of(problem, "y"), np.float32)
-    config = cuda_depthwise.pick(problem)
+    call = cuda_calls.conv_call(problem, cuda_depthwise.pick(problem))
+    attributes = {name: value for name, value in {**call.case.attributes, **changes}.items() if value is not None}
+    wrong = cuda_calls.kernel(dataclasses.replace(call.case, attributes=attributes))
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        jax.block_until_ready(jax.jit(call("depthwise1d_fprop", problem, config, result, **changes))(*operands.values()))
-    check(alone("depthwise1d_fprop", problem, config, result.shape, list(operands.values())), depthwise.truth(problem, operands))
+        jax.block_until_ready(jax.jit(wrong)(*call.operands.values()))
+    call.check(cuda_calls.compute_on_device(call))

@@ -12,11 +12,12 @@ import test_causal_kernel
 import test_depthwise
 import test_simt
 import test_small_kernels
-from cuda_kernels import CausalCall, GramCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import CONVS, DEPTHWISE, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, ask
+from cuda_calls import causal_call, conv_call, gram_call, matmul_call, ragged_call, weight_only_call
+from cuda_kernels import execute, modules
+from cuda_launches import GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, ask
 from defects import TWICE, WRONG, planted, rows, said
 from interpreter import LATE, Fault, Module
-from test_cuda_kernels import TWO_MULTIPROCESSORS
+from test_cuda_kernels import TWO_MULTIPROCESSORS, scaled
 
 from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
@@ -45,19 +46,18 @@ def ragged(role):
     return ragged_call(row, (150, 0, 75), 230, K=(row["stages"] + 1) * row["tile_k"] + 8, N=264), {"device": TWO_MULTIPROCESSORS}
 
 
-def scaled(each):
-    """More steps than stages, with a scale for 128 of each row, and for squares or `each` column."""
+def scaled_product(columns):
+    """More steps than stages, with a scale for 128 of each row, and for squares or each column."""
     row = row_of(SCALEDS, operands="float8_e4m3fn", second="float8_e4m3fn", tile_m=128)
     M, N, steps = 2 * row["tile_m"] + 8, 3 * 128, row["stages"] + 1
-    right = (1, steps, N) if each else (1, N // 128, steps)
-    return ScaledCall(row, (1, M, N, 128 * steps, M, N if each else N // 128, steps), (1, M, steps), right), {"device": TWO_MULTIPROCESSORS}
+    return scaled(row, (M, 128 * steps, N), (M, steps, columns)), {"device": TWO_MULTIPROCESSORS}
 
 
 def gram():
     """Two rows of clusters and more steps than stages, with an addend."""
     row = row_of(GRAMS, operands="bfloat16", tile_m=192)
     sizes = 2 * row["tile_m"] + 40, (row["stages"] + 1) * row["tile_k"] + 8
-    return GramCall(row, 1, *sizes, factors=(2.0, -1.0)), {"device": TWO_MULTIPROCESSORS}
+    return gram_call(row, 1, *sizes, factors=(2.0, -1.0)), {"device": TWO_MULTIPROCESSORS}
 
 
 def pieces(role, number):
@@ -69,35 +69,33 @@ def pieces(role, number):
 def convolution(name, tile=(128, 128), **changes):
     problem = dataclasses.replace(cuda_convs.CASES[name], **changes)
     tile = dict(zip(("tile_m", "tile_n"), tile, strict=True))
-    row = row_of(CONVS, rank=cuda_conv.rank(problem), role=problem.role, operands="bfloat16", **tile)
-    return conv_call(row, problem, cuda_conv.ConvConfig(**tile, cluster=2)), {}
+    return conv_call(problem, cuda_conv.ConvConfig(**tile, cluster=2)), {}
 
 
 def depthwise(name, role, dtype, tensor_cores=False, **changes):
     case = dataclasses.replace(test_simt.CASES[name], **changes)
     problem = test_depthwise.of_role(case, role, problems.DTYPES[dtype], arch=90)
-    row = row_of(DEPTHWISE, rank=int(problem.name[4]), role=role, operands=dtype)
     config = next(config for config in cuda_depthwise.candidates(problem) if (config.lines > 0) == tensor_cores)
-    return conv_call(row, problem, config), {}
+    return conv_call(problem, config), {}
 
 
 def causal_conv1d(role, **given):
     """Exactly 4 taps, or packed sequences."""
     problem = test_causal_kernel.a_problem(role, activation=None, dtype="fp32", C=24, state=True, **given)
-    return CausalCall(problem, cuda_causal.CausalConfig(lanes=2, strip=6, splits=2 if role == "backward" else 1)), {}
+    return causal_call(problem, cuda_causal.CausalConfig(lanes=2, strip=6, splits=2 if role == "backward" else 1)), {}
 
 
 def weight_only():
     """Several steps, of which each has its scale, and a row, columns and a step that are not there."""
     problem = simt_weight_only.a_problem(M=5, N=96, K=9 * 32, S=9, bits=4)
-    return WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=8, tile_n=64)), {}
+    return weight_only_call(problem, cuda_weight_only.WeightOnlyConfig(tile_m=8, tile_n=64)), {}
 
 
 def wide_weight_only():
     """More stages than the ring has, of which each has its scales, and a row, columns and half of a stage that are not there."""
     row = row_of(WIDE_WEIGHT_ONLYS, operands="bfloat16", bits=8, tile_m=64)
     problem = simt_weight_only.a_problem(M=5, N=288, K=(row["stages"] + 1) * 64, S=row["stages"] + 1, bits=8)
-    return WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=64, tile_n=256), integers=False), {}
+    return weight_only_call(problem, cuda_weight_only.WeightOnlyConfig(tile_m=64, tile_n=256), integers=False), {}
 
 
 CALLS = {
@@ -105,8 +103,8 @@ CALLS = {
     "ping-pong": pingpong,
     "ragged": functools.partial(ragged, "nn"),
     "ragged sum": functools.partial(ragged, "tn"),
-    "scaled": functools.partial(scaled, False),
-    "scaled columns": functools.partial(scaled, True),
+    "scaled": functools.partial(scaled_product, 3),
+    "scaled columns": functools.partial(scaled_product, 3 * 128),
     "gram": gram,
     "pieces": functools.partial(pieces, "nn", 3),
     "two pieces": functools.partial(pieces, "tn", 2),
@@ -268,14 +266,14 @@ def test_a_planted_defect_is_found(name, pattern, replacement, which, wanted):
     known = modules()
     (kernel_name,) = {entry["kernel"] for entry in ask(call.case, where.get("device", 0))[1] if "kernel" in entry}
     broken = known | {kernel_name: Module(planted(known[kernel_name].ptx, kernel_name, pattern, replacement, which))}
-    assert re.search(wanted, said(lambda late: call.check_result(call.execute(late, instead=broken, **where))))
+    assert re.search(wanted, said(lambda late: call.check(execute(call, late, instead=broken, **where))))
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CALLS)
 def test_without_a_defect_nothing_is_said(name):
     call, where = CALLS[name]()
-    assert not said(lambda late: call.check_result(call.execute(late, **where)))
+    assert not said(lambda late: call.check(execute(call, late, **where)))
 
 
 SMALL = {

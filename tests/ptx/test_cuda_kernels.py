@@ -11,13 +11,16 @@ from typing import Any
 import cuda_convs
 import pytest
 import test_causal_kernel
+import test_cuda_scaled
 import test_depthwise
 import test_simt
-from cuda_kernels import CausalCall, FusedCall, GramCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import BYTES, CONVS, DEPTHWISE, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul, numbers_of
+from cuda_calls import causal_call, conv_call, fused_call, gram_call, matmul_call, ragged_call, scaled_call, weight_only_call
+from cuda_kernels import check, modules
+from cuda_launches import BYTES, CONVS, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS
 from simt_weight_only import a_problem as a_weight_only_problem
 
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_scaled, cuda_weight_only
+from jaxext.backends.cuda.cuda_binding import config_of
 from jaxext.backends.problems import DTYPES
 from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels.matmul.problem import MatmulProblem
@@ -25,8 +28,12 @@ from jaxext.kernels.matmul.problem import MatmulProblem
 TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block computes several tiles
 
 
-def id_of(row):
-    return "-".join(str(row[name]) for name in ("role", "rank", "operands", "second", "result", "tile_m", "tile_n") if name in row)
+def each(rows, is_short=lambda row: True):
+    """A parameter for each row, slow if it is not in the short suite."""
+    names = "role", "rank", "operands", "second", "result", "bits", "pieces", "tile_m", "tile_n"
+    ids = ["-".join(str(row[name]) for name in names if name in row) for row in rows]
+    params = [pytest.param(row, id=id, marks=() if is_short(row) else pytest.mark.slow) for row, id in zip(rows, ids, strict=True)]
+    return pytest.mark.parametrize("row", params)
 
 
 PLAIN = [row for row in MATMULS if not row["fused"]]
@@ -42,86 +49,82 @@ def in_short_suite(row) -> bool:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("row", [pytest.param(row, id=id_of(row), marks=() if in_short_suite(row) else pytest.mark.slow) for row in PLAIN])
+@each(PLAIN, in_short_suite)
 def test_matmul(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
     step = 16 // BYTES[row["operands"]]  # what rows are multiples of
-    matmul_call(row, 1, step, step, step).check()
-    matmul_call(row, 2, m + step, n + step, (row["stages"] + 1) * k + step).check()  # the ring of stages begins anew
-    matmul_call(row, 1, m - step, n // 2, 2 * k - step, integers=False).check()
-    matmul_call(row, 1, 3 * m + step, 2 * n + step, k + step).check(device=TWO_MULTIPROCESSORS)
+    check(matmul_call(row, 1, step, step, step))
+    check(matmul_call(row, 2, m + step, n + step, (row["stages"] + 1) * k + step))  # the ring of stages begins anew
+    check(matmul_call(row, 1, m - step, n // 2, 2 * k - step, integers=False))
+    check(matmul_call(row, 1, 3 * m + step, 2 * n + step, k + step), device=TWO_MULTIPROCESSORS)
     if row["result"] == "float32":
-        matmul_call(row, 1, m + step, step, 4 * k, splits=2).check()
+        check(matmul_call(row, 1, m + step, step, 4 * k, splits=2))
 
 
-QUICK_PIECES = {("nn", 3), ("nt", 2), ("tn", 3)}
-EACH_OF_PIECES = [
-    pytest.param(row, id=f"{row['role']}-{row['pieces']}", marks=() if (row["role"], row["pieces"]) in QUICK_PIECES else pytest.mark.slow)
-    for row in PIECES
-]
-
-
-@pytest.mark.parametrize("row", EACH_OF_PIECES)
+@each(PIECES, lambda row: (row["role"], row["pieces"]) in {("nn", 3), ("nt", 2), ("tn", 3)})
 def test_pieces(row):
     """Tiles, steps and rows of four elements that end early; more steps than the ring has stages; a batch, and parts."""
     m, n = row["tile_m"], row["tile_n"]
-    matmul_call(row, 1, 4, 4, 4).check()
-    matmul_call(row, 2, m + 4, n + 4, (row["stages"] + 1) * 32 + 4).check()
-    matmul_call(row, 1, 2 * m + 4, 3 * n - 60, 36, integers=row["pieces"] == 2).check()  # two pieces have fewer bits
-    matmul_call(row, 1, m + 4, 12, 8 * 32, splits=2).check()
+    check(matmul_call(row, 1, 4, 4, 4))
+    check(matmul_call(row, 2, m + 4, n + 4, (row["stages"] + 1) * 32 + 4))
+    check(matmul_call(row, 1, 2 * m + 4, 3 * n - 60, 36, integers=row["pieces"] == 2))  # two pieces have fewer bits
+    check(matmul_call(row, 1, m + 4, 12, 8 * 32, splits=2))
     if row["role"] == "nt":  # where nothing wants columns in fours
-        matmul_call(row, 1, 7, n + 3, 40).check()
+        check(matmul_call(row, 1, 7, n + 3, 40))
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("row", RAGGEDS, ids=id_of)
+@each(RAGGEDS)
 def test_ragged(row):
     m, n, sizes = row["tile_m"], row["tile_n"], dict(K=row["tile_m"] + 72, N=row["tile_n"] + 40)
-    ragged_call(row, (5, 0, m - 3, 9, 0, 20), m + 50, **sizes).check(device=TWO_MULTIPROCESSORS)  # the last rows are nobody's
-    ragged_call(row, (3, 0, 70, 66), m + 40, K=8, N=8, offset=29, integers=False).check()
-    ragged_call(row, (0, 0), 3, K=16, N=24).check()
+    check(ragged_call(row, (5, 0, m - 3, 9, 0, 20), m + 50, **sizes), device=TWO_MULTIPROCESSORS)  # the last rows are nobody's
+    check(ragged_call(row, (3, 0, 70, 66), m + 40, K=8, N=8, offset=29, integers=False))
+    check(ragged_call(row, (0, 0), 3, K=16, N=24))
     if row["operands"] == "bfloat16":  # what depends on the dtype is little
-        ragged_call(row, (7, 65), 90, K=24, N=2 * n + 16, B=2, P=2, R=2, integers=False).check(device=TWO_MULTIPROCESSORS)
-        ragged_call(row, (1,) * 9, 9, K=5 * 64 + 8, N=16).check()
+        check(ragged_call(row, (7, 65), 90, K=24, N=2 * n + 16, B=2, P=2, R=2, integers=False), device=TWO_MULTIPROCESSORS)
+        check(ragged_call(row, (1,) * 9, 9, K=5 * 64 + 8, N=16))
 
 
-@pytest.mark.parametrize("row", SCALEDS, ids=id_of)
+def scaled(row, sizes, blocks=(1, 1, 1), result="bf16", B=1, splits=1, integers=True):
+    """`sizes` and `blocks`: of rows, the sum and columns."""
+    problem = test_cuda_scaled.product("nn", sizes, blocks, dtypes=(DTYPES[row["operands"]], DTYPES[row["second"]], result), B=B)
+    return scaled_call(problem, config_of(cuda_scaled.ScaledConfig, row, splits=splits), integers)
+
+
+@each(SCALEDS)
 def test_scaled(row):
     """Scales for all, for rows and columns, for blocks of 128 of the sum in rows, squares and columns; tiles and splits that end early."""
     m, n = row["tile_m"], row["tile_n"]
-    M, N, K = 2 * m + 3, n + 136, 6 * 128
-    ScaledCall(row, (1, M, N, K, 1, 1, 1)).check(device=TWO_MULTIPROCESSORS)
-    ScaledCall(row, (1, 5, 128, 256, 5, 1, 2), (1, 5, 2), (1, 1, 2), "float32", 2, integers=False).check()
+    check(scaled(row, (2 * m + 3, 6 * 128, n + 136)), device=TWO_MULTIPROCESSORS)
+    check(scaled(row, (5, 256, 128), (5, 2, 1), "fp32", splits=2, integers=False))
     if row["operands"] == row["second"]:  # what depends on the dtype is little
-        ScaledCall(row, (2, m + 5, n + 8, 144, m + 5, n + 8, 1), (2, m + 5, 1), (2, 1, n + 8), "float32").check()
-        ScaledCall(row, (2, m + 6, 384, K, 2, 3, 3), (2, 2, 3), (2, 3, 3)).check()
-        ScaledCall(row, (1, m, 264, 384, m, 264, 3), (1, m, 3), (1, 3, 264), integers=False).check(device=TWO_MULTIPROCESSORS)
-        ScaledCall(row, (1, 1, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1), "float32", 3).check()
+        check(scaled(row, (m + 5, 144, n + 8), (m + 5, 1, n + 8), "fp32", B=2))
+        check(scaled(row, (m + 6, 6 * 128, 384), (2, 3, 3), B=2))
+        check(scaled(row, (m, 384, 264), (m, 3, 264), integers=False), device=TWO_MULTIPROCESSORS)
+        check(scaled(row, (1, 16, 8), result="fp32", splits=3))
 
 
-def gram_rows(short):
-    """A tile of each number of warp groups is in the short suite, one for each dtype."""
-    return [pytest.param(row, id=id_of(row), marks=() if short(row) else pytest.mark.slow) for row in GRAMS]
-
-
-@pytest.mark.parametrize("row", gram_rows(lambda row: (row["operands"], row["tile_m"]) in (("bfloat16", 192), ("float16", 128))))
+@each(GRAMS, lambda row: (row["operands"], row["tile_m"]) in (("bfloat16", 192), ("float16", 128)))
 def test_gram(row):
-    """One tile that is not full, several clusters and steps, with an addend, batches, and results of both widths, in parts too."""
+    """One tile that is not full, several clusters and steps, with an addend, batches, and results of both widths, in parts too.
+
+    A tile of each number of warp groups is in the short suite, one for each dtype.
+    """
     m, k, dtype = row["tile_m"], row["tile_k"], row["operands"]
-    GramCall(row, 2, 2 * m + 24, (row["stages"] + 1) * k + 8, dtype, (2.0, -1.0)).check(device=TWO_MULTIPROCESSORS)
-    GramCall(row, 1, m + 40, k - 8, dtype, (0.7, 1.3), integers=False).check()
+    check(gram_call(row, 2, 2 * m + 24, (row["stages"] + 1) * k + 8, dtype, (2.0, -1.0)), device=TWO_MULTIPROCESSORS)
+    check(gram_call(row, 1, m + 40, k - 8, dtype, (0.7, 1.3), integers=False))
     if dtype == "bfloat16":  # what depends on the dtype is little
-        GramCall(row, 1, 8, 8).check()
-        GramCall(row, 1, 4, 2 * k, "float32").check()
-        GramCall(row, 1, 2 * m + 12, 2 * k, "float32", (0.7, 1.3), integers=False).check()
-        GramCall(row, 2, m + 36, 5 * k + 16, "float32", splits=3).check(device=TWO_MULTIPROCESSORS)
+        check(gram_call(row, 1, 8, 8))
+        check(gram_call(row, 1, 4, 2 * k, "float32"))
+        check(gram_call(row, 1, 2 * m + 12, 2 * k, "float32", (0.7, 1.3), integers=False))
+        check(gram_call(row, 2, m + 36, 5 * k + 16, "float32", splits=3), device=TWO_MULTIPROCESSORS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [row for row in GRAMS if row["operands"] == "bfloat16"], ids=id_of)
+@each([row for row in GRAMS if row["operands"] == "bfloat16"])
 def test_bands_of_gram(row):
     """A band is eight tiles wide: behind two whole ones there is one that ends early."""
-    GramCall(row, 1, 17 * row["tile_n"] + 8, 8).check(device=TWO_MULTIPROCESSORS)
+    check(gram_call(row, 1, 17 * row["tile_n"] + 8, 8), device=TWO_MULTIPROCESSORS)
 
 
 def larger(problem):
@@ -134,7 +137,7 @@ def of_row(row, problem):
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize("row", CONVS, ids=id_of)
+@each(CONVS)
 def test_conv(row):
     problems = [case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_{row['role']}"]
     assert problems
@@ -145,13 +148,16 @@ def test_conv(row):
         configs = of_row(row, problem)
         splits = {config.splits: config for config in configs}
         for few_or_most in {min(splits), max(splits)}:  # the most parts may be more than a launch takes
-            conv_call(row, problem, splits[few_or_most]).check()
-    conv_call(row, larger(problem), configs[0], integers=False).check()
+            check(conv_call(problem, splits[few_or_most]))
+    check(conv_call(larger(problem), configs[0], integers=False))
 
 
-def refused(problem) -> bool:
-    empty = any(0 in test_depthwise.shape_of(problem, slot) for slot in "xwy")
-    return empty or cuda_depthwise.refused(problem) is not None
+def depthwise_problems(dtype, roles, arch):
+    cases: list[Any] = list(test_simt.CASES.values())
+    for case, role in itertools.product([*cases, *map(test_simt.in_vectors, cases)], roles):
+        problem = test_depthwise.of_role(case, role, DTYPES[dtype], arch=arch)
+        if not (any(0 in test_depthwise.shape_of(problem, slot) for slot in "xwy") or cuda_depthwise.refused(problem)):
+            yield problem
 
 
 BOTH = [(dtype, arch) for dtype in ("float32", "bfloat16", "float16") for arch in ("sm_80", "sm_90")]
@@ -161,16 +167,11 @@ IN_TURN = [pytest.param(*key, marks=() if n % 4 in (0, 3) else pytest.mark.slow)
 @pytest.mark.parametrize("dtype, arch", IN_TURN)
 def test_depthwise_convolution(dtype, arch):
     """All kernels of the dtype run: the filter, the sizes and whether channels fill vectors decide which one is taken."""
-    rows: list[Any] = [row for row in DEPTHWISE if row["operands"] == dtype]
-    cases: list[Any] = list(test_simt.CASES.values())
-    for row, few in itertools.product(rows, cases):
-        for case in (few, test_simt.in_vectors(few)):
-            problem = test_depthwise.of_role(case, row["role"], DTYPES[dtype], arch=int(arch[3:]))
-            if problem.name == f"conv{row['rank']}d_{row['role']}" and not refused(problem):
-                configs = cuda_depthwise.candidates(problem)
-                conv_call(row, problem, configs[0]).check(arch=arch)
-                others = [config for config in configs if config.lines == 0]  # than those on tensor cores
-                conv_call(row, problem, others[-1], integers=False).check(arch=arch)
+    for problem in depthwise_problems(dtype, test_depthwise.ROLES, int(arch[3:])):
+        configs = cuda_depthwise.candidates(problem)
+        check(conv_call(problem, configs[0]), arch=arch)
+        others = [config for config in configs if config.lines == 0]  # than those on tensor cores
+        check(conv_call(problem, others[-1], integers=False), arch=arch)
     assert_all_ran(dtype, arch, lambda name: "depthwise" in name and "Finish" not in name)
 
 
@@ -185,10 +186,10 @@ def test_causal_convolution(dtype, arch):
     sizes = itertools.product(("forward", "backward"), (3, 4, 7), (24, 7), CAUSAL_GIVEN)
     for role, taps, C, given in sizes:
         problem = test_causal_kernel.a_problem(role, taps, activation=None, dtype=DTYPES[dtype], C=C, **given)
-        CausalCall(problem, dataclasses.replace(config, splits=2 if role == "backward" else 1)).check(arch=arch)
+        check(causal_call(problem, dataclasses.replace(config, splits=2 if role == "backward" else 1)), arch=arch)
     for role, taps in (("forward", 31), ("forward", 4), ("backward", 4), ("backward", 8)):
         problem = test_causal_kernel.a_problem(role, taps, dtype=DTYPES[dtype], C=24, T=33, **CAUSAL_GIVEN[1])
-        CausalCall(problem, cuda_causal.pick(problem), integers=False).check(arch=arch)
+        check(causal_call(problem, cuda_causal.pick(problem), integers=False), arch=arch)
     assert_all_ran(dtype, arch, lambda name: "6causal" in name)
 
 
@@ -197,7 +198,7 @@ def test_causal_convolution(dtype, arch):
 def test_activation_of_a_causal_convolution(activation, role):
     """Backward its derivative, which no other kernel has."""
     problem = test_causal_kernel.a_problem(role, activation=activation, C=8)
-    CausalCall(problem, cuda_causal.pick(problem), integers=False).check()
+    check(causal_call(problem, cuda_causal.pick(problem), integers=False))
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -210,15 +211,15 @@ def test_weight_only_product(dtype, arch):
         for m, n in tiles:
             config = cuda_weight_only.WeightOnlyConfig(tile_m=m, tile_n=n)
             problem = a_weight_only_problem(M=m + 1, N=n // 2 + 32, K=6 * 32, S=3, **given)
-            WeightOnlyCall(problem, config).check(arch=arch)
+            check(weight_only_call(problem, config), arch=arch)
             problem = a_weight_only_problem(M=m - 1, N=32, K=11 * 32, S=1, result="fp32", B=2, **given)
-            WeightOnlyCall(problem, dataclasses.replace(config, splits=3)).check(arch=arch)
+            check(weight_only_call(problem, dataclasses.replace(config, splits=3)), arch=arch)
         problem = a_weight_only_problem(M=3, N=64, K=11 * 32, S=11, **given)
-        WeightOnlyCall(problem, cuda_weight_only.pick(problem), integers=False).check(arch=arch)
+        check(weight_only_call(problem, cuda_weight_only.pick(problem), integers=False), arch=arch)
     assert_all_ran(dtype, arch, lambda name: "11weight_only" in name)
 
 
-@pytest.mark.parametrize("row", WIDE_WEIGHT_ONLYS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "bits", "tile_m")))
+@each(WIDE_WEIGHT_ONLYS)
 def test_wide_weight_only_product(row):
     """With tails of rows, columns and the sum, more stages than the ring has, blocks of scales of 32 elements and others, and one for all;
     batches and parts, of which one has no step; rounded too."""
@@ -226,11 +227,11 @@ def test_wide_weight_only_product(row):
     m, ring = row["tile_m"], row["stages"] * cuda_weight_only.WIDE_STEP
     config = cuda_weight_only.WeightOnlyConfig(tile_m=m, tile_n=row["tile_n"])
     in_parts = dataclasses.replace(config, splits=3)
-    WeightOnlyCall(a_weight_only_problem(M=m + 1, N=288, K=96, S=3, **given), config).check()
-    WeightOnlyCall(a_weight_only_problem(M=5, N=160, K=ring + 96, S=1, **given), config).check()
-    WeightOnlyCall(a_weight_only_problem(M=m - 1, N=32, K=256, S=4, result="fp32", B=2, **given), in_parts).check()
-    WeightOnlyCall(a_weight_only_problem(M=9, N=64, K=384, S=4, **given), config, integers=False).check()
-    WeightOnlyCall(a_weight_only_problem(M=9, N=64, K=384, S=3, **given), config, integers=False).check()
+    check(weight_only_call(a_weight_only_problem(M=m + 1, N=288, K=96, S=3, **given), config))
+    check(weight_only_call(a_weight_only_problem(M=5, N=160, K=ring + 96, S=1, **given), config))
+    check(weight_only_call(a_weight_only_problem(M=m - 1, N=32, K=256, S=4, result="fp32", B=2, **given), in_parts))
+    check(weight_only_call(a_weight_only_problem(M=9, N=64, K=384, S=4, **given), config, integers=False))
+    check(weight_only_call(a_weight_only_problem(M=9, N=64, K=384, S=3, **given), config, integers=False))
 
 
 def test_each_byte_of_a_wide_weight():
@@ -238,8 +239,7 @@ def test_each_byte_of_a_wide_weight():
     for row in WIDE_WEIGHT_ONLYS:
         if row["tile_m"] == 64:
             problem = a_weight_only_problem(M=64, N=256, K=64, S=1, bits=row["bits"], dtype=DTYPES[row["operands"]], result="fp32")
-            call = WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=64, tile_n=256), picks=True)
-            call.check()
+            check(weight_only_call(problem, cuda_weight_only.WeightOnlyConfig(tile_m=64, tile_n=256), picks=True))
 
 
 def assert_all_ran(dtype, arch, which):
@@ -264,7 +264,12 @@ def fused(problem, epilogue):
     return dataclasses.replace(problem, epilogue=Epilogue(**(epilogue | dict(residual=residual))))
 
 
-@pytest.mark.parametrize("row", [row for row in MATMULS if row["fused"]], ids=id_of)
+def check_fused(problem, config):
+    for integers in (True, False):
+        check(fused_call(problem, config, integers))
+
+
+@each([row for row in MATMULS if row["fused"]])
 def test_matmul_with_an_epilogue(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
     dtype = DTYPES[row["operands"]]
@@ -272,22 +277,19 @@ def test_matmul_with_an_epilogue(row):
     small = dataclasses.replace(plain, B=1, M=24, N=40, K=16)
     epilogues = EPILOGUES if dtype == "bf16" else []  # what depends on the dtype is little
     for problem in [fused(plain, ALL | dict(residual=True)), *(fused(small, epilogue) for epilogue in epilogues)]:
-        sizes = {label: getattr(problem, label) for label in "BMNK"}
-        FusedCall(matmul(row, **sizes, epilogue=numbers_of(problem.epilogue)), "matmul", problem).check()
+        check_fused(problem, config_of(cuda_matmul.MatmulConfig, row))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activation(activation):
     """By the kernel of depthwise convolutions: all kernels compile the same functions."""
-    row = next(row for row in DEPTHWISE if (row["role"], row["rank"], row["operands"]) == ("fprop", 1, "float32"))
     plain = test_depthwise.of_role(test_simt.CASES["causal k3, several chunks"], "fprop", "fp32", arch=90)
     problem = fused(plain, dict(activation=activation, saves=True))
-    case = conv(row, problem, cuda_depthwise.pick(problem), numbers_of(problem.epilogue))
-    FusedCall(case, "depthwise", problem).check()
+    check_fused(problem, cuda_depthwise.pick(problem))
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("row", [row for row in CONVS if row["role"] == "fprop"], ids=id_of)
+@each([row for row in CONVS if row["role"] == "fprop"])
 def test_conv_with_an_epilogue(row):
     plain = next(case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_fprop")
     dtype = DTYPES[row["operands"]]
@@ -296,24 +298,17 @@ def test_conv_with_an_epilogue(row):
         cases += [(plain, epilogue, result) for epilogue in EPILOGUES for result in (dtype, "fp32")]
     for problem, epilogue, result in cases:
         problem = fused(dataclasses.replace(problem, dtypes=(dtype, dtype, result)), epilogue)
-        (config,) = of_row(row, problem)
-        case = conv(row, problem, config, numbers_of(problem.epilogue), "float32" if result == "fp32" else None)
-        FusedCall(case, "conv", problem).check()
+        check_fused(problem, *of_row(row, problem))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_depthwise_convolution_with_an_epilogue(dtype):
-    rows = [row for row in DEPTHWISE if (row["role"], row["operands"]) == ("fprop", dtype)]
-    cases: list[Any] = list(test_simt.CASES.values())
-    for row, few in itertools.product(rows, cases):
-        for case in (few, test_simt.in_vectors(few)):
-            problem = test_depthwise.of_role(case, "fprop", DTYPES[dtype], arch=90)
-            if problem.name == f"conv{row['rank']}d_fprop" and not refused(problem):
-                problem = fused(problem, dict(activation="silu", bias="fp32", residual=True, saves=True))
-                configs = cuda_depthwise.candidates(problem)
-                other = next(config for config in configs if config.lines == 0)  # than one on tensor cores
-                for config in dict.fromkeys((configs[0], other)):
-                    FusedCall(conv(row, problem, config, numbers_of(problem.epilogue)), "depthwise", problem).check()
+    for plain in depthwise_problems(dtype, ["fprop"], arch=90):
+        problem = fused(plain, dict(activation="silu", bias="fp32", residual=True, saves=True))
+        configs = cuda_depthwise.candidates(problem)
+        other = next(config for config in configs if config.lines == 0)  # than one on tensor cores
+        for config in dict.fromkeys((configs[0], other)):
+            check_fused(problem, config)
     assert_all_ran(dtype, "sm_90", lambda name: "depthwise" in name and "Finish" in name)
 
 

@@ -5,7 +5,8 @@ import cuda_convs
 import cuda_launches
 import numpy as np
 import pytest
-from cuda_kernels import compiled, conv_call, modules
+from cuda_calls import conv_call
+from cuda_kernels import compiled, execute, modules
 from cuda_launches import CONVS, OK, ask
 from interpreter import LATE
 
@@ -19,7 +20,7 @@ PROBLEMS = {  # with the number of parts
 
 def results(call, kernels):
     """The partial results; of each launch the number of parts, and the bytes of its parameters."""
-    parts = call.execute(LATE, instead=kernels)
+    parts = execute(call, LATE, instead=kernels)
     status, asked = ask(call.case)
     assert status == OK
     launches = [entry for entry in asked if "kernel" in entry]
@@ -33,15 +34,16 @@ def test_few_parts_of_a_launch_give_the_same_bits(monkeypatch):
     for role, (problem, parts) in PROBLEMS.items():
         row = next(row for row in CONVS if (row["role"], row["rank"], row["operands"], row["tile_n"]) == (role, 2, "bfloat16", 64))
         config = cuda_conv.ConvConfig(tile_m=128, tile_n=64, cluster=2, splits=parts if role == "wgrad" else 1)
-        call = conv_call(row, problem, config)
+        call = conv_call(problem, config)
         want, launches = results(call, modules())
         most = row["parts"]
         assert [count for count, _ in launches] == [min(most, parts - begin) for begin in range(0, parts, most)]
         assert launches[0][1] > 4096
-        call.check_result(want)
+        call.check(want)
         with monkeypatch.context() as patch:
             patch.setattr(cuda_launches, "runtime", lambda: library)
             got, launches = results(call, few)
         assert [count for count, _ in launches] == [min(4, parts - begin) for begin in range(0, parts, 4)]
         assert all(size <= 4096 for _, size in launches)
-        np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+        for name, parts in got.items():
+            np.testing.assert_array_equal(parts.view(np.uint8), want[name].view(np.uint8))

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_kernels import DTYPES, execute, late_and_early
+from cuda_calls import Call
+from cuda_kernels import check
 from cuda_launches import INVALID, Case, ask
 from lowered import custom_calls
 
@@ -21,28 +22,22 @@ rowscale = extend.operation("rowscale", reference, operands=dict(x="B M N", scal
 extend.register(rowscale, CudaRowscale())
 
 
-class Call:
-    def __init__(self, dtype, lanes, B, M, N):
-        arrays = {"x": (dtype, (B, M, N)), "scale": ("float32", (M,))}
-        self.case = Case("rowscale", dict(B=B, M=M, N=N, lanes=lanes), arrays, {"y": (dtype, (B, M, N))})
-        rng = np.random.default_rng(0)
-        self.operands = {name: rng.standard_normal(shape).astype(DTYPES[of]) for name, (of, shape) in arrays.items()}
-
-    def execute(self, late):
-        return list(execute(self.case, self.operands, late, arch="sm_80").values())
+def call(dtype, lanes, B, M, N):
+    arrays = {"x": (dtype, (B, M, N)), "scale": ("float32", (M,))}
+    rng = np.random.default_rng(0)
+    operands = {name: rng.standard_normal(shape).astype(of) for name, (of, shape) in arrays.items()}
+    case = Case("rowscale", dict(B=B, M=M, N=N, lanes=lanes), arrays, {"y": arrays["x"]})
+    return Call(case, operands, lambda results: np.testing.assert_array_equal(results["y"], reference(**operands)))
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 40), (1, 5, 1032)])
 @pytest.mark.parametrize(("dtype", "lanes"), [("float32", 1), ("float32", 4), ("bfloat16", 1), ("bfloat16", 8)])
 def test_the_kernel_is_the_reference(dtype, lanes, sizes):
-    call = Call(dtype, lanes, *sizes)
-    (y,) = late_and_early(call)
-    x, scale = call.operands.values()
-    np.testing.assert_array_equal(y, (x.astype(np.float32) * scale[:, None]).astype(x.dtype))
+    check(call(dtype, lanes, *sizes), arch="sm_80")
 
 
 def test_what_is_refused():
-    assert ask(Call("float32", 4, 1, 2, 6).case) == (INVALID, "rowscale: no kernel for B=1 M=2 N=6 has lanes=4")
+    assert ask(call("float32", 4, 1, 2, 6).case) == (INVALID, "rowscale: no kernel for B=1 M=2 N=6 has lanes=4")
     with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda_rowscale"):
         with pytest.raises(NotImplementedError, match="x is fp16, want fp32 or bf16"):
             jax.jit(rowscale).trace(jnp.ones((1, 2, 8), jnp.float16), jnp.ones(2, jnp.float32)).lower(lowering_platforms=("cuda",))
