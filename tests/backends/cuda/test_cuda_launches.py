@@ -280,106 +280,49 @@ def test_what_is_asked_is_what_cuda_takes(device):
     assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS))) + len(PIECES) // 3 + len(DEPTHWISE) // 2
 
 
-@pytest.mark.parametrize(
-    "row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n", "fused"))
-)
-def test_descriptors_of_products_are_the_arrays(row):
-    """Contracted axis, rows or columns, and batch, each with its stride, whichever is the contiguous one."""
-    B, M, N, K = 3, 160, 224, 288
-    case = matmul(row, B, M, N, K)
-    status, (*descriptors, _) = ask(case)
-    assert status == OK
-    sizes = {"a": (M, K), "b": (K, N), "c": (M, N), "residual": (M, N), "saved": (M, N)}
-    names = {address: name for name, address in case.addresses.items() if name != "bias"}
-    assert sorted(entry["address"] for entry in descriptors) == sorted(names)
-    for entry in descriptors:
-        name = names[entry["address"]]
-        element = BYTES[{**case.operands, **case.results}[name][0]]
-        outer, inner = sizes[name]
-        assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
+def id_of(row):
+    names = ("role", "operands", "second", "bits", "result", "tile_m", "tile_n", "pieces", "fused")
+    return "-".join(str(row[name]) for name in names if name in row)
 
 
-@pytest.mark.parametrize("row", PIECES, ids=lambda row: f"{row['role']}-{row['pieces']}")
-def test_descriptors_of_products_in_pieces_are_the_factors(row):
-    """As those of other products; boxes of 128 bytes of neighbours, and the blocks are the tiles of all batches."""
-    B, M, N, K = 3, 160, 224, 288
-    case = pieces(row, B, M, N, K)
-    status, (*descriptors, launch) = ask(case)
-    assert status == OK
-    sizes, (first, second, open_) = {"a": (M, K), "b": (K, N), "c": (M, N)}, SLOTS[row["role"]]
-    found = {entry["address"]: (entry["sizes"], entry["strides"], entry["box"][0]) for entry in descriptors}
-    want = {}
-    for slot in (first, second):
-        outer, inner = sizes[slot]
-        want[case.addresses[slot]] = ([inner, outer, B], [4 * inner, 4 * outer * inner], 32)
-    assert found == want
-    assert launch["grid"] == [B * math.prod(-(-size // 128) for size in sizes[open_]), 1, 1]
-
-
-WRONG_PIECES = {
-    "a batch in parts": ((2, 8, 8, 8), dict(splits=2), "splits is 2 and B is 2, want one of them to be 1"),
-    "parts that are not equal": ((1, 40, 40, 40), dict(splits=3), "has 40 elements, want a multiple of 4 for each of 3 parts"),
-    "too many parts": ((1, 512, 512, 512), dict(splits=64), "splits is 64, want 1 to 32"),
-    "no part": ((1, 8, 8, 8), dict(splits=0), "splits is 0, want 1 to 32"),
-    "four pieces": ((1, 8, 8, 8), dict(pieces=4), "no kernel has tile_m=128 tile_n=128 pieces=4 splits=1"),
-    "another tile": ((1, 8, 8, 8), dict(tile_n=64), "no kernel has tile_m=128 tile_n=64 pieces=2 splits=1"),
-    "nothing": ((1, 0, 8, 8), {}, "sizes are B=1 M=0 N=8 K=8, want 1 or more"),
-    "another dtype": ((1, 8, 8, 8), dict(operands="bfloat16"), "bf16 times bf16 into fp32, want fp32 alone"),
-    "rows of 24 bytes": ((1, 8, 6, 8), {}, "has 24 bytes, TMA wants a multiple of 16: pad N to 8"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_PIECES)
-def test_what_products_in_pieces_refuse(name):
-    """In each role, before CUDA is asked for anything."""
-    sizes, changes, reason = WRONG_PIECES[name]
-    for row in PIECES[:3]:
-        case = pieces(row | changes, *sizes, splits=changes.get("splits", 1))
-        status, message = ask(case)
-        assert status == INVALID and message.startswith("pieces: ") and message.endswith(reason), message
-
-
-@pytest.mark.parametrize("row", RAGGEDS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "tile_n")))
-def test_descriptors_of_ragged_products_are_the_operands(row):
-    """All matrices of an array, one behind the other."""
-    B, P, R, M, N, K, G = 2, 3, 5, 160, 224, 288, 7
-    case = ragged(row, B, P, R, M, N, K, G)
-    status, (*descriptors, _) = ask(case)
-    assert status == OK
-    arrays = {"x": (M, K, B * P * R), "w": (K, N, B * G), "y": (M, N, B * P * R)}
-    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
-    want = {}
-    for slot in {"nn": "xw", "nt": "wy", "tn": "xy"}[row["role"]]:
-        outer, inner, matrices = arrays[slot]
-        want[case.addresses[slot]] = ([inner, outer, matrices], [inner * 2, outer * inner * 2])
-    assert found == want
-
-
-@pytest.mark.parametrize("row", SCALEDS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "second", "tile_n")))
-def test_descriptors_of_scaled_products_are_the_factors(row):
-    """What is contracted, rows or columns, and the batch."""
+def described_cases():
+    """A case for each kernel that takes descriptors, and what is known of boxes, from their neighbours on, and of the launch."""
     B, M, N, K = 3, 161, 224, 288
-    case = scaled(row, (B, M, N, K, 1, 1, 1), (1, 1, 1), (1, 1, 1))
-    status, (*descriptors, _) = ask(case)
-    assert status == OK
-    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
-    assert found == {case.addresses["a"]: ([K, M, B], [K, M * K]), case.addresses["b"]: ([K, N, B], [K, N * K])}
+    of_row = lambda row, case, **known: pytest.param(case, known, id=f"{case.target}-{id_of(row)}")
+    yield from (of_row(row, matmul(row, B, M - 1, N, K)) for row in MATMULS)
+    for row in PIECES:
+        outer, inner = {"c": (M - 1, N), "a": (M - 1, K), "b": (K, N)}[SLOTS[row["role"]][2]]
+        tiles = -(-outer // 128) * -(-inner // 128)
+        yield of_row(row, pieces(row, B, M - 1, N, K), boxes=[[32], [32]], grid=[B * tiles, 1, 1])
+    yield from (of_row(row, ragged(row, 2, 3, 5, M - 1, N, K, 7)) for row in RAGGEDS)
+    yield from (of_row(row, scaled(row, (B, M, N, K, 1, 1, 1), (1, 1, 1), (1, 1, 1))) for row in SCALEDS)
+    for row in GRAMS:  # both blocks of a cluster load some of the columns' rows
+        boxes = [[64, row["tile_m"], 1], [64, row["tile_n"] // 2, 1]]
+        yield of_row(row, gram(row, B, M - 1, N, row["operands"]), boxes=boxes, cluster=[2, 1, 1])
+    for row in WIDE_WEIGHT_ONLYS:
+        problem = simt_weight_only.a_problem(M, N, K, 9, row["bits"], DTYPES[row["operands"]], B=B)
+        config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"])
+        yield of_row(row, weight_only(problem, config), grid=[B * -(-M // row["tile_m"]), 1, 1])
 
 
-@pytest.mark.parametrize("row", GRAMS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "tile_m", "tile_n")))
-def test_descriptors_of_gram_are_both_x(row):
-    """Boxes of the tile's rows, and of half of its columns' rows: both blocks of a cluster load some."""
-    B, M, N = 3, 160, 224
-    case = gram(row, B, M, N, row["operands"])
+@pytest.mark.parametrize(("case", "known"), [*described_cases()])
+def test_descriptors_are_the_arrays(case, known):
+    """Neighbours, rows or columns, and all matrices, each with its stride: of both factors, of all but the bias if there is an epilogue."""
+    names = {"matmul": [name for name in case.arrays if name != "bias"], "gram": ["x", "x"]}.get(case.family, [*case.operands][:2])
     status, (*descriptors, launch) = ask(case)
-    assert status == OK and launch["cluster"] == [2, 1, 1]
-    assert [(entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors] == [
-        (case.addresses["x"], [N, M, B], [2 * N, 2 * N * M])
-    ] * 2
-    assert [entry["box"] for entry in descriptors] == [[64, row["tile_m"], 1], [64, row["tile_n"] // 2, 1]]
+    assert status == OK
+    want = []
+    for name in names:
+        dtype, (*matrices, outer, inner) = case.arrays[name]
+        strides = [inner * BYTES[dtype], outer * inner * BYTES[dtype]]
+        want.append((case.addresses[name], [inner, outer, math.prod(matrices)], strides))
+    assert sorted((entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors) == sorted(want)
+    for entry, box in zip(descriptors, known.pop("boxes", [[]] * len(names)), strict=True):
+        assert entry["box"][: len(box)] == box
+    assert known.items() <= launch.items()
 
 
-@pytest.mark.parametrize("row", GRAMS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "tile_m", "tile_n")))
+@pytest.mark.parametrize("row", GRAMS, ids=id_of)
 def test_half_of_the_tiles_are_launched(row):
     """On a device that has as many multiprocessors as there are blocks."""
     rows = 2 * row["tile_m"]
@@ -387,18 +330,6 @@ def test_half_of_the_tiles_are_launched(row):
         status, (*_, launch) = ask(gram(row, 1, count * rows, 64, row["operands"]))
         wide = [-(-(i + 1) * rows // row["tile_n"]) for i in range(count)]
         assert status == OK and launch["grid"] == [2, sum(wide), 1]
-
-
-@pytest.mark.parametrize("row", WIDE_WEIGHT_ONLYS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "bits", "tile_m")))
-def test_descriptors_of_wide_weight_only_products_are_x_and_the_weights_bytes(row):
-    B, M, N, K = 3, 161, 224, 288
-    problem = simt_weight_only.a_problem(M, N, K, 9, row["bits"], DTYPES[row["operands"]], B=B)
-    case = weight_only(problem, cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"]))
-    status, (*descriptors, launch) = ask(case)
-    assert status == OK and launch["grid"] == [B * -(-M // row["tile_m"]), 1, 1]
-    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
-    pitch = N * row["bits"] // 8
-    assert found == {case.addresses["x"]: ([K, M, B], [2 * K, 2 * K * M]), case.addresses["q"]: ([pitch, K, B], [pitch, pitch * K])}
 
 
 def test_a_wide_sum_of_nothing_reads_nothing():
@@ -410,9 +341,7 @@ def test_a_wide_sum_of_nothing_reads_nothing():
         assert status == OK and not descriptors
 
 
-@pytest.mark.parametrize(
-    "row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n", "fused"))
-)
+@pytest.mark.parametrize("row", MATMULS, ids=id_of)
 def test_no_block_is_launched_in_vain(row):
     """8 x 8 tiles became 16 x 8: CUTLASS fills bands of tiles up, which were as wide as can be."""
     m, n = 8 * row["tile_m"], 8 * row["tile_n"]

@@ -1,0 +1,101 @@
+"""XLA's side of csrc/, compiled by a C++ compiler with invented targets: tests/csrc/invented_targets.cc.  Needs g++; no GPU, no CUDA."""
+
+import ctypes
+import functools
+
+import call_frame
+import pytest
+from call_frame import INTERNAL, INVALID, OK, ROOT, STAGES
+
+ATTRIBUTES = dict(B=2, M=3, input=(5, 7, 11), low=(-13, 17, -(2**62)), tile=19, splits=1, added=1, scale=2.5, shift=-0.25)
+OPERANDS = [("bfloat16", (2, 3), 1 << 44), ("int32", (3,), 2 << 44), ("float32", (2,), 3 << 44)]
+RESULTS = [("float32", (2, 3), 4 << 44), ("bfloat16", (2,), 5 << 44)]
+NUMBERS = f"2 3 5 7 11 -13 17 {-(2**62)} 19"
+
+
+@functools.cache
+def library():
+    library = call_frame.library(ROOT / "tests/csrc/invented_targets.cc", *(ROOT / f"csrc/common/{name}.cc" for name in ("ffi", "family")))
+    library.HandlerOf.restype = ctypes.c_void_p
+    return library
+
+
+def staged(handler, stage, operands, results, attributes, target="invented"):
+    """The answer of the handler of one stage in another, given by its number."""
+    pointer = ctypes.c_void_p(library().HandlerOf(f"jaxext_{target}_v1".encode(), handler == "initialize"))
+    assert pointer.value
+    return call_frame.call(library(), pointer, stage, operands, results, attributes)
+
+
+def answer(operands=OPERANDS, results=RESULTS, **attributes):
+    """The answer of both stages, which differ in that only execute launches."""
+    given = operands, results, {name: value for name, value in (ATTRIBUTES | attributes).items() if value is not None}
+    (code, loads), (executed, launches) = (staged(stage, number, *given) for stage, number in STAGES.items())
+    assert code == executed and loads == launches.replace("launch ", "load ", 1)
+    return code, launches
+
+
+def test_every_field_and_array_arrives():
+    arrays = f"bfloat16 {1 << 44} int32 {2 << 44} float32 {3 << 44} float32 {4 << 44} bfloat16 {5 << 44}"
+    assert answer() == (INTERNAL, f"launch {NUMBERS} 1 2.500000 -0.250000 {arrays}")
+    parts = [("float32", (4, 2, 3), 4 << 44), RESULTS[1]]
+    without = arrays.replace(f"float32 {3 << 44}", "bfloat16 0")
+    assert answer(OPERANDS[:2], parts, splits=4, added=0) == (INTERNAL, f"launch {NUMBERS} 4 2.500000 -0.250000 {without}")
+    assert staged("execute", STAGES["execute"], [], [], dict(tile=1, splits=2), target="plain") == (OK, "")
+
+
+@pytest.mark.parametrize("handler", STAGES)
+def test_a_handler_refuses_other_stages(handler):
+    for stage in {1, 2, 3} - {STAGES[handler]}:
+        code, message = staged(handler, stage, OPERANDS, RESULTS, ATTRIBUTES)
+        assert code == INVALID and message.startswith("Wrong execution stage"), message
+
+
+def replaced(arrays, i, array):
+    return [*arrays[:i], array, *arrays[i + 1 :]]
+
+
+KINDS = {"input": "three int64", "low": "three int64", "scale": "a float64", "shift": "a float64"}
+FLOATS = "float32, bfloat16, float16, float8_e4m3fn or float8_e5m2"
+FAULTS = {
+    **{
+        f"no {name}": ({name: None}, f"attribute {name} is missing or of another type, want {KINDS.get(name, 'an int64')}")
+        for name in ATTRIBUTES
+    },
+    "an integer": (dict(scale=2), "attribute scale is missing or of another type, want a float64"),
+    "a real number": (dict(tile=2.0), "attribute tile is missing or of another type, want an int64"),
+    "two of three": (dict(low=(1, 1)), "attribute low is missing or of another type, want three int64"),
+    "an attribute too many": (dict(more=1), "10 attributes, want 9"),
+    "an array too many": (dict(operands=[*OPERANDS, OPERANDS[0]]), "4 operands and 2 results, want 3 and 2"),
+    "a result too many": (dict(results=[*RESULTS, RESULTS[0]]), "3 operands and 3 results, want 3 and 2"),
+    "an array too few": (dict(operands=OPERANDS[:2]), "added is missing: there are 2 operands and 2 results"),
+    "a result too few": (dict(results=RESULTS[:1]), "saved is missing: there are 3 operands and 1 results"),
+    "an axis": (dict(M=4), "x has the shape (2, 3), want (2, 4)"),
+    "no parts": (dict(splits=2), "y has the shape (2, 3), want (2, 2, 3)"),
+    "no float": (dict(operands=replaced(OPERANDS, 0, ("int8", (2, 3), 16))), f"x is int8, want {FLOATS}"),
+    "no dtype of ours": (dict(operands=replaced(OPERANDS, 0, ("float64", (2, 3), 16))), f"x is of another dtype, want {FLOATS}"),
+    "64 bits": (dict(operands=replaced(OPERANDS, 1, ("int64", (3,), 16))), "rows is of another dtype, want int32"),
+    "another float": (dict(results=replaced(RESULTS, 1, ("float16", (2,), 16))), "saved is float16, want bfloat16"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults(fault):
+    changes, message = FAULTS[fault]
+    assert answer(**changes) == (INVALID, message)
+
+
+BROKEN = (
+    "",
+    "broken has members without a name",
+    "two targets are called plain",
+    "broken has two attributes B",
+    "two families are called invented",
+)
+
+
+@pytest.mark.parametrize(("how", "message"), [*enumerate(BROKEN)])
+def test_families_that_contradict_themselves(how, message):
+    text = ctypes.create_string_buffer(1000)
+    library().CheckBroken(how, text)
+    assert text.value.decode() == message
