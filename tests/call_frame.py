@@ -64,7 +64,7 @@ def call(
         keep.append(np.asarray(value, getattr(value, "dtype", np.float64 if isinstance(value, float) else np.int64)))
         return _Attribute(name.encode(), DTYPES[keep[-1].dtype.name], keep[-1].size if keep[-1].ndim else -1, keep[-1].ctypes.data)
 
-    groups = [(_Buffer, [buffer(*array) for array in arrays]) for arrays in (operands, results)]
+    groups: list[tuple[Any, list[Any]]] = [(_Buffer, [buffer(*array) for array in arrays]) for arrays in (operands, results)]
     groups.append((_Attribute, [attribute(*item) for item in sorted(attributes.items())]))
     counted = [x for kind, items in groups for x in (ctypes.c_int64(len(items)), (kind * len(items))(*items))]
     message = ctypes.create_string_buffer(4096)

@@ -241,7 +241,8 @@ def _config(row, names, splits=None) -> dict[str, int]:
 def _case(target: str, attributes: Mapping[str, Any], operands: Mapping[str, str], results: Mapping[str, str]) -> Case:
     """The case with arrays of these dtypes."""
     shapes = shapes_of(target, attributes)
-    return Case(target, attributes, *({name: (dtype, shapes[name]) for name, dtype in group.items()} for group in (operands, results)))
+    arrays = lambda group: {name: (dtype, shapes[name]) for name, dtype in group.items()}
+    return Case(target, attributes, arrays(operands), arrays(results))
 
 
 # Cases: a row, and a problem that it takes.
@@ -316,11 +317,11 @@ def conv(row, p, config, epilogue=None, result=None):
 def causal(problem, config):
     x, weight, _ = (LONG[dtype] for dtype in problem.dtypes)
     bias, backward = problem.epilogue.bias, problem.role == "backward"
-    added = {"bias": bias and LONG[bias], "initial_states": problem.state and x}
-    added |= {"seq_idx": problem.idx and "int32", "idx_of_states": problem.idx_of_states and "int32"}
-    present = {name: dtype for name, dtype in added.items() if dtype}
+    added = [("bias", bias, bias and LONG[bias]), ("initial_states", problem.state, x)]
+    added += [("seq_idx", problem.idx, "int32"), ("idx_of_states", problem.idx_of_states, "int32")]
+    present: dict[str, Any] = {name: dtype for name, there, dtype in added if there}
     sums = {"sums": "float32"} | ({"d_initial_states": x} if problem.state else {})
-    attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in present) for name in added}
+    attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in present) for name, *_ in added}
     attributes["activation"], _ = numbers_of(problem.epilogue)
     operands = {"x": x, "weight": weight, **present} | ({"d_y": x} if backward else {})
     return _case("causal_conv1d_backward" if backward else "causal_conv1d", attributes, operands, {"first": x} | (sums if backward else {}))

@@ -12,34 +12,13 @@ from typing import Any
 
 import call_frame
 import cuda_convs
-import cuda_launches
+import cuda_launches as host
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_causal_kernel
 import test_scaled_dot
-from cuda_launches import (
-    CAUSALS,
-    CODES,
-    CONVS,
-    DEPTHWISE,
-    EPILOGUE,
-    GRAMS,
-    INTERNAL,
-    INVALID,
-    MATMULS,
-    OK,
-    PIECES,
-    RAGGEDS,
-    SCALEDS,
-    SCHEMA,
-    WIDE_WEIGHT_ONLYS,
-    Case,
-    ask,
-    handled,
-    handler,
-    role_of,
-)
+from cuda_launches import CODES, EPILOGUE, INTERNAL, INVALID, OK, SCHEMA, Case, ask, handled, handler, role_of
 from simt_weight_only import a_problem as a_weight_only_problem
 from test_cuda_scaled import CUTS, product
 
@@ -52,7 +31,8 @@ from jaxext.backends.cuda.cuda_weight_only import WeightOnlyConfig
 from jaxext.backends.problems import DTYPES
 
 COMMAND_BUFFER_COMPATIBLE = 1
-EVERY_ARRAY = dict(state=True, idx=True, idx_of_states=True)
+CONFIG = "tile_m tile_n tile_k cluster cluster_m cluster_n pingpong lanes strip pieces lines splits".split()
+SUBSETS = [slots for count in (3, 2, 1, 0) for slots in itertools.combinations(EPILOGUE, count)]
 
 
 def _convs(row, splits=1):
@@ -61,46 +41,47 @@ def _convs(row, splits=1):
     labels = dict(G=64, C=1, K=1) if depthwise else dict(C=16, K=32)
     problem = cuda_convs.problem(row["role"], (8,) * rank, (3,) * rank, N=2, **labels, low=1, high=1)
     config = DepthwiseConfig(lanes=4, strip=4, splits=splits) if depthwise else ConvConfig(tile_m=0, tile_n=0, cluster=0, splits=splits)
-    return cuda_launches.conv(row, problem, config), problem, config
+    return host.conv(row, problem, config), problem, config
 
 
 def right_cases():
     """The first one of a target has no parts; where there is one in parts, it is the last."""
-    for row, splits in itertools.product(MATMULS, (1, 2)):
+    for row, splits in itertools.product(host.MATMULS, (1, 2)):
         if splits == 1 or row["result"] == "float32":
-            yield cuda_launches.matmul(row, 1, 256, 512, 256, splits)
-    for row, splits in itertools.product(PIECES, (1, 2)):
-        yield cuda_launches.pieces(row, 1, 256, 512, 256, splits)
-    for row in RAGGEDS:
-        yield cuda_launches.ragged(row, B=3, P=1, R=1, M=300, N=512, K=256, G=6)
-    for row in SCALEDS:
+            yield host.matmul(row, 1, 256, 512, 256, splits)
+    for row, splits in itertools.product(host.PIECES, (1, 2)):
+        yield host.pieces(row, 1, 256, 512, 256, splits)
+    fused = next(row for row in host.MATMULS if row["fused"])
+    yield from (host.matmul(fused, 1, 256, 512, 256, epilogue=(activation, slots)) for activation, slots in enumerate(SUBSETS))
+    for row in host.RAGGEDS:
+        yield host.ragged(row, B=3, P=1, R=1, M=300, N=512, K=256, G=6)
+    for row in host.SCALEDS:
         for left, right in [((1, 256, 4), (1, 3, 4)), ((1, 256, 4), (1, 4, 384)), ((1, 1, 1), (1, 1, 1)), ((1, 256, 4), (1, 1, 384))]:
             J = 384 if right[2] == 384 else 3
-            yield cuda_launches.scaled(row, (1, 256, 384, 512, 256, J, 4), left, right)
-        yield cuda_launches.scaled(row, (1, 256, 384, 512, 256, 3, 4), (1, 256, 4), (1, 3, 4), "float32", splits=4)
-    for row in GRAMS:
+            yield host.scaled(row, (1, 256, 384, 512, 256, J, 4), left, right)
+        yield host.scaled(row, (1, 256, 384, 512, 256, 3, 4), (1, 256, 4), (1, 3, 4), "float32", splits=4)
+    for row in host.GRAMS:
         for result, factors, splits in [(row["operands"], (2.0, 0.5), 1), ("float32", (2.0, 0.0), 1), ("float32", (1.0, 0.0), 2)]:
-            yield cuda_launches.gram(row, 3, 256, 512, result, factors, splits)
-    for row in CONVS + DEPTHWISE:
+            yield host.gram(row, 3, 256, 512, result, factors, splits)
+    for row in host.CONVS + host.DEPTHWISE:
         case, problem, config = _convs(row)
         yield case
         if row["role"] == "fprop":
-            yield cuda_launches.conv(row, problem, config, (4, EPILOGUE))
+            yield from (host.conv(row, problem, config, epilogue) for epilogue in enumerate(SUBSETS))
         if row["role"] == "wgrad":
             yield _convs(row, splits=2)[0]
-    for row in CAUSALS:
-        problem = test_causal_kernel.a_problem(
-            row["role"], 4, dtype=row["operands"], B=3, T=9, C=16, state=True, idx=True, idx_of_states=True
-        )
-        yield cuda_launches.causal(problem, CausalConfig(lanes=2, strip=8, splits=1))
-        if row["role"] == "backward":
-            yield cuda_launches.causal(problem, CausalConfig(lanes=2, strip=8, splits=2))
+    for row, there in itertools.product(host.CAUSALS, itertools.product((True, False), repeat=4)):
+        given = dict(zip(("bias", "state", "idx", "idx_of_states"), there, strict=True))
+        problem = test_causal_kernel.a_problem(row["role"], 4, dtype=row["operands"], B=3, T=9, C=16, **given)
+        for splits in (1, 2) if row["role"] == "backward" else (1,):
+            case = host.causal(problem, CausalConfig(lanes=2, strip=8, splits=splits))
+            yield case.replacing(dict(weight=dict(dtype="float32"), bias=dict(dtype="float16")))
     for dtype, bits, result, splits in [("bf16", 4, None, 1), ("fp16", 8, "fp32", 1), ("bf16", 4, "fp32", 2)]:
         problem = a_weight_only_problem(5, 96, 128, 4, bits, dtype, result, B=3)
-        yield cuda_launches.weight_only(problem, WeightOnlyConfig(tile_m=8, tile_n=64, splits=splits))
-    for row in WIDE_WEIGHT_ONLYS:
+        yield host.weight_only(problem, WeightOnlyConfig(tile_m=8, tile_n=64, splits=splits))
+    for row in host.WIDE_WEIGHT_ONLYS:
         problem = a_weight_only_problem(70, 96, 128, 4, row["bits"], DTYPES[row["operands"]], B=3)
-        yield cuda_launches.weight_only(problem, WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"]))
+        yield host.weight_only(problem, WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"]))
 
 
 RIGHT: dict[str, list[Case]] = {}
@@ -313,24 +294,10 @@ def test_sizes_beyond_all_bounds(target):
 @pytest.mark.parametrize("target", RIGHT)
 def test_configs_without_a_kernel(target):
     case = right(target)
-    for name in (
-        "tile_m",
-        "tile_n",
-        "tile_k",
-        "cluster",
-        "cluster_m",
-        "cluster_n",
-        "pingpong",
-        "lanes",
-        "strip",
-        "pieces",
-        "lines",
-        "splits",
-    ):
-        if name in case.attributes:
-            for value in (-1, 2**40, -(2**63), *((0,) if name not in ("pingpong", "lines") else ())):
-                message = f"{name} is {value}(,| with)|splits={value}|no kernel (has|with) |tile_m x tile_n is |partial results are bf"
-                refuse(case.having(**{name: value}), message)
+    for name in {*CONFIG} & {*case.attributes}:
+        for value in (-1, 2**40, -(2**63), *((0,) if name not in ("pingpong", "lines") else ())):
+            message = f"{name} is {value}(,| with)|splits={value}|no kernel (has|with) |tile_m x tile_n is |partial results are bf"
+            refuse(case.having(**{name: value}), message)
 
 
 def parts(**changes):
