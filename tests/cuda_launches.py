@@ -257,7 +257,7 @@ def matmul(row, B, M, N, K, splits=1, epilogue: tuple[int, Sequence[str]] | None
 
 def _product(target, row, attributes, result):
     first, second, open_ = SLOTS[row["role"]]
-    return _case(target, attributes, dict.fromkeys((first, second), row["operands"]), {open_: result})
+    return _case(target, attributes, {first: row["operands"], second: row["operands"]}, {open_: result})
 
 
 EPILOGUE = ("bias", "residual", "saved")
@@ -317,13 +317,13 @@ def conv(row, p, config, epilogue=None, result=None):
 def causal(problem, config):
     x, weight, _ = (LONG[dtype] for dtype in problem.dtypes)
     bias, backward = problem.epilogue.bias, problem.role == "backward"
-    added = [("bias", bias, bias and LONG[bias]), ("initial_states", problem.state, x)]
+    added = [("bias", bias, LONG.get(bias, "")), ("initial_states", problem.state, x)]
     added += [("seq_idx", problem.idx, "int32"), ("idx_of_states", problem.idx_of_states, "int32")]
     present: dict[str, Any] = {name: dtype for name, there, dtype in added if there}
     sums = {"sums": "float32"} | ({"d_initial_states": x} if problem.state else {})
     attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in present) for name, *_ in added}
     attributes["activation"], _ = numbers_of(problem.epilogue)
-    operands = {"x": x, "weight": weight, **present} | ({"d_y": x} if backward else {})
+    operands: dict[str, Any] = {"x": x, "weight": weight, **present} | ({"d_y": x} if backward else {})
     return _case("causal_conv1d_backward" if backward else "causal_conv1d", attributes, operands, {"first": x} | (sums if backward else {}))
 
 

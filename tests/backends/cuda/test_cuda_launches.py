@@ -111,25 +111,19 @@ def some_causals(row, count):
 
 
 def some_weight_onlys(row, count):
-    """Then arrays of far more than 2^31 elements."""
-    pick = random.Random(str(row))
-    sizes = [(pick.randint(1, 9), pick.randint(1, 64), 32 * pick.randint(1, 90), 64 * pick.randint(1, 90)) for _ in range(count)]
-    for B, M, N, K in [*sizes, (9, 64, 2**18, 2**20)]:
-        S = pick.choice([1, K // 64, K // 32])
-        result = pick.choice([row["operands"], "fp32"])
-        problem = simt_weight_only.a_problem(M, N, K, S, row["bits"], row["operands"], result, B, arch=80)
-        yield host.weight_only(problem, pick.choice(cuda_weight_only.candidates(problem)))
-
-
-def some_wide_weight_onlys(row, count):
-    """Then arrays of far more than 2^31 elements."""
-    pick = random.Random(str(row))
-    sizes = [(pick.randint(1, 9), pick.randint(1, 600), 32 * pick.randint(1, 90), 32 * pick.randint(1, 90)) for _ in range(count)]
-    for B, M, N, K in [*sizes, (9, 2**16, 2**18, 2**17)]:
-        config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"], splits=pick.choice([1, 1, 4]))
-        result = "fp32" if config.splits > 1 else pick.choice([DTYPES[row["operands"]], "fp32"])
-        S = pick.choice([1, K // 32])
-        yield host.weight_only(simt_weight_only.a_problem(M, N, K, S, row["bits"], DTYPES[row["operands"]], result, B), config)
+    """Of few rows, or of many, whose kernels have tiles.  Then arrays of far more than 2^31 elements."""
+    pick, many, dtype = random.Random(str(row)), "tile_m" in row, str(DTYPES.get(row["operands"], row["operands"]))
+    draw = lambda most, step=1: step * pick.randint(1, most)
+    sizes = [(draw(9), draw(600 if many else 64), draw(90, 32), draw(90, 32 if many else 64)) for _ in range(count)]
+    for B, M, N, K in [*sizes, (9, 2**16, 2**18, 2**17) if many else (9, 64, 2**18, 2**20)]:
+        S, result = pick.choice([1, K // 32] if many else [1, K // 64, K // 32]), pick.choice([dtype, "fp32"])
+        problem = simt_weight_only.a_problem(M, N, K, S, row["bits"], dtype, result, B, arch=90 if many else 80)
+        if many:
+            tile = dict(tile_m=row["tile_m"], tile_n=row["tile_n"])
+            candidates = [cuda_weight_only.WeightOnlyConfig(**tile, splits=splits) for splits in (1, 1, 4)]
+        else:
+            candidates = cuda_weight_only.candidates(problem)
+        yield host.weight_only(problem, pick.choice(candidates))
 
 
 # Family of kernels -> its cases, the rows for which there are some, and how many for each.
@@ -143,7 +137,7 @@ SOME = {
     "depthwise": (some_convs, host.DEPTHWISE, 4),
     "causal": (some_causals, host.CAUSALS, 4),
     "weight_only": (some_weight_onlys, host.WEIGHT_ONLYS, 4),
-    "wide_weight_only": (some_wide_weight_onlys, host.WIDE_WEIGHT_ONLYS, 4),
+    "wide_weight_only": (some_weight_onlys, host.WIDE_WEIGHT_ONLYS, 4),
 }
 
 
