@@ -1,9 +1,13 @@
-// Two targets with every kind of field and of array, whose launches say in their errors what arrives.  Built with the handlers of csrc/ by
+// Two targets with every kind of field and of array, whose launches say in their errors what arrives, and launchers in place of those of
+// gram and scaled, which say the numbers that no record of a launch shows.  Built with the handlers of csrc/ by
 // tests/backends/cuda/test_ffi.py; needs no CUDA.
 #include <cstring>
+#include <stdexcept>
 
 #include "common/family.h"
 #include "common/ffi.h"
+#include "gram/gram.h"
+#include "scaled/scaled.h"
 
 namespace jaxext {
 namespace {
@@ -50,6 +54,25 @@ Target Plain(const char* name) {
 const Registered registered({"invented", {TargetOf<Problem, Config, Options>("invented", Refuses, Launch), Plain("plain")}, {}});
 
 }  // namespace
+
+Reason GramRefuses(const GramProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason ScaledRefuses(const ScaledProblem&, const Dtypes&, std::optional<int>) { return {}; }
+const std::vector<GramKernel>& GramKernels() { throw std::logic_error("no kernels here"); }
+const std::vector<ScaledKernel>& ScaledKernels() { throw std::logic_error("no kernels here"); }
+
+Status LaunchGram(const GramProblem&, const GramConfig&, Dtype, Dtype, const GramOperands& o, void*, LaunchStream) {
+  return Internal(std::to_string(o.scale) + " " + std::to_string(o.of_addend));
+}
+
+Status LaunchScaled(const ScaledProblem&, const ScaledConfig&, Dtype, Dtype, Dtype, const void*, const void*, const Scale& left,
+                    const Scale& right, void*, LaunchStream) {
+  std::string text;
+  for (const Scale& scale : {left, right}) {
+    for (int64_t stride : {scale.batch, scale.outer, scale.step}) text += std::to_string(stride) + " ";
+  }
+  return Internal(text);
+}
+
 }  // namespace jaxext
 
 using namespace jaxext;

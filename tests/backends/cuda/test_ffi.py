@@ -1,4 +1,7 @@
-"""XLA's side of csrc/, compiled by a C++ compiler with invented targets: tests/csrc/invented_targets.cc.  Needs g++; no GPU, no CUDA."""
+"""XLA's side of csrc/, compiled by a C++ compiler with invented targets and launchers: tests/csrc/invented_targets.cc.
+
+Needs g++; no GPU and no CUDA.
+"""
 
 import ctypes
 import functools
@@ -15,7 +18,8 @@ NUMBERS = f"2 3 5 7 11 -13 17 {-(2**62)} 19"
 
 @functools.cache
 def library():
-    library = call_frame.library(ROOT / "tests/csrc/invented_targets.cc", *(ROOT / f"csrc/common/{name}.cc" for name in ("ffi", "family")))
+    units = "common/ffi", "common/family", "gram/gram_target", "scaled/scaled_target"
+    library = call_frame.library(ROOT / "tests/csrc/invented_targets.cc", *(ROOT / f"csrc/{unit}.cc" for unit in units))
     library.HandlerOf.restype = ctypes.c_void_p
     return library
 
@@ -42,6 +46,31 @@ def test_every_field_and_array_arrives():
     without = arrays.replace(f"float32 {3 << 44}", "bfloat16 0")
     assert answer(OPERANDS[:2], parts, splits=4, added=0) == (INTERNAL, f"launch {NUMBERS} 4 2.500000 -0.250000 {without}")
     assert staged("execute", STAGES["execute"], [], [], dict(tile=1, splits=2), target="plain") == (OK, "")
+
+
+def test_factors_of_gram():
+    attributes = dict(B=2, M=3, N=5, tile_m=1, tile_n=1, tile_k=1, cluster_m=1, splits=1, scale=7.0, of_addend=-11.0)
+    operands, results = [("bfloat16", (2, 3, 5), 16), ("float32", (2, 3, 3), 32)], [("float32", (2, 3, 3), 48)]
+    assert staged("execute", STAGES["execute"], operands, results, attributes, "gram") == (INTERNAL, "7.000000 -11.000000")
+
+
+# Blocks of columns; the scales' shapes; how far their elements are apart: in the batch, of rows or columns, of steps.
+STRIDES = [
+    (5, (2, 3, 11), (2, 11, 5), "33 11 1 55 1 5 "),
+    (4, (2, 3, 11), (2, 4, 11), "33 11 1 44 11 1 "),
+    (4, (1, 3, 11), (2, 4, 1), "0 11 1 4 1 0 "),
+    (5, (2, 1, 11), (1, 11, 5), "11 0 1 0 1 5 "),
+    (1, (2, 3, 1), (1, 1, 1), "3 1 0 0 0 0 "),
+]
+
+
+@pytest.mark.parametrize(("columns", "left", "right", "strides"), STRIDES, ids=str)
+def test_strides_of_scales(columns, left, right, strides):
+    """An axis of size 1 is for all."""
+    attributes = dict(B=2, M=3, N=5, K=7, I=3, J=columns, S=11, tile_m=1, tile_n=1, tile_k=1, cluster_m=1, splits=1)
+    operands = [("float8_e4m3fn", (2, 3, 7), 16), ("float8_e5m2", (2, 5, 7), 32), ("float32", left, 48), ("float32", right, 64)]
+    results = [("float32", (2, 3, 5), 80)]
+    assert staged("execute", STAGES["execute"], operands, results, attributes, "scaled") == (INTERNAL, strides)
 
 
 @pytest.mark.parametrize("handler", STAGES)
