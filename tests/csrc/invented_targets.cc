@@ -1,11 +1,13 @@
 // Two targets with every kind of field and of array, whose launches say in their errors what arrives, and launchers in place of those of
-// gram and scaled, which say the numbers that no record of a launch shows.  Built with the handlers of csrc/ by
+// four families, which say the numbers and addresses that no record of a launch shows.  Built with the handlers of csrc/ by
 // tests/backends/cuda/test_ffi.py; needs no CUDA.
 #include <cstring>
 #include <stdexcept>
 
+#include "causal/causal.h"
 #include "common/family.h"
 #include "common/ffi.h"
+#include "depthwise/depthwise.h"
 #include "gram/gram.h"
 #include "scaled/scaled.h"
 
@@ -55,10 +57,28 @@ const Registered registered({"invented", {TargetOf<Problem, Config, Options>("in
 
 }  // namespace
 
+Reason CausalRefuses(CausalRole, const CausalProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason DepthwiseRefuses(ConvRole, int, const ConvProblem&, const Dtypes&, std::optional<int>) { return {}; }
 Reason GramRefuses(const GramProblem&, const Dtypes&, std::optional<int>) { return {}; }
 Reason ScaledRefuses(const ScaledProblem&, const Dtypes&, std::optional<int>) { return {}; }
 const std::vector<GramKernel>& GramKernels() { throw std::logic_error("no kernels here"); }
 const std::vector<ScaledKernel>& ScaledKernels() { throw std::logic_error("no kernels here"); }
+
+Status Addresses(std::initializer_list<const void*> arrays) {
+  std::string text;
+  for (const void* array : arrays) text += std::to_string(reinterpret_cast<uintptr_t>(array)) + " ";
+  return Internal(text);
+}
+
+Status LaunchCausal(CausalRole, const CausalProblem&, const CausalConfig&, const CausalOperands& o, const CausalResults& r, LaunchStream) {
+  return Addresses({o.x, o.weight, o.bias, o.initial_states, o.seq_idx, o.idx_of_states, o.d_y, r.first, r.sums, r.d_initial_states});
+}
+
+Status LaunchDepthwise(ConvRole, const ConvProblem&, const DepthwiseConfig&, Dtype, Dtype, const void* first, const void* second, void* out,
+                       const Epilogue* epilogue, LaunchStream) {
+  const Epilogue none, &added = epilogue != nullptr ? *epilogue : none;
+  return Addresses({first, second, added.bias, added.residual, out, added.saved});
+}
 
 Status LaunchGram(const GramProblem&, const GramConfig&, Dtype, Dtype, const GramOperands& o, void*, LaunchStream) {
   return Internal(std::to_string(o.scale) + " " + std::to_string(o.of_addend));

@@ -5,6 +5,7 @@ Needs g++; no GPU and no CUDA.
 
 import ctypes
 import functools
+import itertools
 
 import call_frame
 import pytest
@@ -18,7 +19,8 @@ NUMBERS = f"2 3 5 7 11 -13 17 {-(2**62)} 19"
 
 @functools.cache
 def library():
-    units = "common/ffi", "common/family", "gram/gram_target", "scaled/scaled_target"
+    units = [f"common/{name}" for name in ("ffi", "family", "epilogue", "conv_arrays")]
+    units += [f"{family}/{family}_target" for family in ("causal", "depthwise", "gram", "scaled")]
     library = call_frame.library(ROOT / "tests/csrc/invented_targets.cc", *(ROOT / f"csrc/{unit}.cc" for unit in units))
     library.HandlerOf.restype = ctypes.c_void_p
     return library
@@ -71,6 +73,42 @@ def test_strides_of_scales(columns, left, right, strides):
     operands = [("float8_e4m3fn", (2, 3, 7), 16), ("float8_e5m2", (2, 5, 7), 32), ("float32", left, 48), ("float32", right, 64)]
     results = [("float32", (2, 3, 5), 80)]
     assert staged("execute", STAGES["execute"], operands, results, attributes, "scaled") == (INTERNAL, strides)
+
+
+def addresses(target, operands, results, attributes):
+    """The answer, where the address of the i-th array is 2^20 i, and the addresses by name."""
+    where = {name: i << 20 for i, name in enumerate([*operands, *results], 1)}
+    groups = ([(*array, where[name]) for name, array in group.items()] for group in (operands, results))
+    return staged("execute", STAGES["execute"], *groups, attributes, target), where
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_arrays_of_causal(backward):
+    """With whichever operands there are."""
+    B, T, C, J = 2, 7, 11, 5
+    x, state = ("bfloat16", (B, T, C)), ("bfloat16", (B, J - 1, C))
+    optional = dict(bias=("float32", (C,)), initial_states=state, seq_idx=("int32", (B, T)), idx_of_states=("int32", (B, J - 1)))
+    for flags in itertools.product((0, 1), repeat=4):
+        given = dict(zip(optional, flags, strict=True))
+        operands = {"x": x, "weight": ("float16", (J, C)), **{name: optional[name] for name in optional if given[name]}}
+        results = {"first": x}
+        if backward:
+            operands, results = operands | {"d_y": x}, results | {"sums": ("float32", (3, J + given["bias"], C))}
+            results |= {"d_initial_states": state} if given["initial_states"] else {}
+        attributes = dict(B=B, T=T, C=C, J=J, lanes=1, strip=1, splits=3, activation=7, **given)
+        answer, where = addresses("causal_conv1d" + "_backward" * backward, operands, results, attributes)
+        slots = ("x", "weight", *optional, "d_y", "first", "sums", "d_initial_states")
+        assert answer == (INTERNAL, "".join(f"{where.get(slot, 0)} " for slot in slots))
+
+
+def test_arrays_of_depthwise():
+    """With the arrays of an epilogue."""
+    one, size, y = (1, 1, 1), (1, 1, 4), ("bfloat16", (2, 3, 1, 1, 4, 5, 7))
+    attributes = dict(B=2, N=3, G=5, C=1, K=7, input=size, filter=one, output=size, stride=one, low=(0, 0, 0), input_dilation=one)
+    attributes |= dict(filter_dilation=one, lanes=1, strip=1, pieces=1, lines=0, splits=1, activation=1, bias=1, residual=1, saves=1)
+    operands = dict(x=("bfloat16", (2, 3, 1, 1, 4, 5, 1)), w=("bfloat16", (2, 5, 7, 1, 1, 1, 1)), bias=("float32", (2, 5, 7)), residual=y)
+    answer, where = addresses("depthwise1d_bias_act", operands, dict(y=y, saved=y), attributes)
+    assert answer == (INTERNAL, "".join(f"{address} " for address in where.values()))
 
 
 @pytest.mark.parametrize("handler", STAGES)
