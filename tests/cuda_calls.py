@@ -21,7 +21,7 @@ import test_epilogues
 import test_ragged_kernel
 import test_scaled_dot
 from cases import random
-from cuda_launches import LONG, SHAPES, SLOTS, Case, causal, conv, gram, matmul, numbers_of, pieces, ragged, scaled, weight_only
+from cuda_cases import LONG, SHAPES, SLOTS, Case, causal, conv, gram, matmul, numbers_of, pieces, ragged, scaled, weight_only
 
 from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_binding, cuda_ragged, cuda_scaled

@@ -1,22 +1,58 @@
-"""Calls of targets, without arrays: those of the portable kernels, and what the builders of all share.  It must not know who runs them."""
+"""Calls of targets, without the compiled module: attributes, and the dtypes and shapes of arrays.  It must not know who runs them."""
 
 import dataclasses
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import simt_weight_only
-from simt_causal import operand_shapes, result_shapes
 
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_weight_only
 from jaxext.backends.problems import DTYPES
 from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}
+SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
+RAGGED_SLOTS = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}
 LONG = {short: dtype for dtype, short in DTYPES.items()}
 FAMILIES = ("matmul", "pieces", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
 Arrays = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape
+
+
+def role_of(target: str) -> str:
+    """The role of a target that has one in its name: nn, nt, tn, fprop, dgrad or wgrad."""
+    name = target.rpartition("_")[2]
+    return {"linear": "nn", "act": "fprop"}.get(name, name)
+
+
+def shapes_of(target: str, attributes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all arrays that a target can have, for these attributes."""
+    a, role = types.SimpleNamespace(**attributes), role_of(target)
+    match Case(target, attributes, {}, {}).family:
+        case "matmul" | "pieces":
+            c, result = (a.B, a.M, a.N), SLOTS[role][2]
+            shapes = dict(a=(a.B, a.M, a.K), b=(a.B, a.K, a.N), c=c, bias=(a.B, a.N), residual=c, saved=c)
+        case "conv" | "depthwise":
+            y, result = (a.B, a.N, *a.output, a.G, a.K), SLOTS[role][2]
+            shapes = dict(
+                x=(a.B, a.N, *a.input, a.G, a.C), w=(a.B, a.G, a.K, *a.filter, a.C), y=y, bias=(a.B, a.G, a.K), residual=y, saved=y
+            )
+        case "ragged":
+            places = (a.B, a.P, a.G, 2) if role == "tn" else (a.B, a.P, -(-a.M // max(a.tile_m, 1)) + a.G - 1, 5)
+            return dict(x=(a.B, a.P, a.R, a.M, a.K), w=(a.B, a.G, a.K, a.N), y=(a.B, a.P, a.R, a.M, a.N), places=places)
+        case "scaled":
+            right = (a.B, a.S, a.J) if a.J == a.N else (a.B, a.J, a.S)
+            shapes, result = dict(a=(a.B, a.M, a.K), b=(a.B, a.N, a.K), left=(a.B, a.I, a.S), right=right, d=(a.B, a.M, a.N)), "d"
+        case "gram":
+            shapes, result = dict(x=(a.B, a.M, a.N), addend=(a.B, a.M, a.M), y=(a.B, a.M, a.M)), "y"
+        case "weight_only":
+            bytes = a.N // 2 if a.bits == 4 else a.N
+            shapes, result = dict(x=(a.B, a.M, a.K), q=(a.B, a.K, bytes), scale=(a.B, a.S, a.N), y=(a.B, a.M, a.N)), "y"
+        case _:
+            x, state, sums = (a.B, a.T, a.C), (a.B, a.J - 1, a.C), (a.splits, a.J + a.bias, a.C)
+            operands = dict(x=x, weight=(a.J, a.C), bias=(a.C,), initial_states=state, seq_idx=x[:2], idx_of_states=state[:2], d_y=x)
+            return operands | dict(first=x, sums=sums, d_initial_states=state)
+    return shapes | {result: (a.splits, *shapes[result])} if a.splits > 1 else shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,24 +63,67 @@ class Case:
     attributes: Mapping[str, Any]
     operands: Arrays
     results: Arrays
+    shifts: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of addresses, in bytes
 
     @property
     def family(self) -> str:
         return next((family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family)), "")
 
     @property
+    def arrays(self) -> Arrays:
+        return {**self.operands, **self.results}
+
+    @property
     def addresses(self) -> dict[str, int]:
-        """Array -> address: far apart, and aligned to no more than the kernels want."""
-        arrays = {**self.operands, **self.results}
-        return {name: (i << 44) + (4 if dtype == "int32" else 16) for i, (name, (dtype, _)) in enumerate(arrays.items(), 1)}
+        """Array -> address: far from each other, and aligned to no more than the kernels want."""
+        arrays = enumerate(self.arrays.items(), 1)
+        return {name: (i << 44) + (4 if dtype == "int32" else 16) + self.shifts.get(name, 0) for i, (name, (dtype, _)) in arrays}
 
     @property
     def bytes(self) -> dict[str, int]:
-        return {name: BYTES[dtype] * math.prod(shape) for name, (dtype, shape) in {**self.operands, **self.results}.items()}
+        return {name: BYTES[dtype] * math.prod(shape) for name, (dtype, shape) in self.arrays.items()}
+
+    def having(self, **attributes) -> "Case":
+        """The case with other attributes; arrays change their shapes with them."""
+        attributes = {**self.attributes, **attributes}
+        old, new = shapes_of(self.target, self.attributes), shapes_of(self.target, attributes)
+        changed = {name: tuple(min(max(size, -(2**63)), 2**63 - 1) for size in new[name]) for name in self.arrays if new[name] != old[name]}
+        return dataclasses.replace(self.replacing({name: dict(shape=shape) for name, shape in changed.items()}), attributes=attributes)
+
+    def replacing(self, arrays: Mapping[str, Mapping[str, Any]]) -> "Case":
+        """The case in which arrays have another `dtype` or `shape`."""
+
+        def replaced(group: Arrays) -> Arrays:
+            changes = {name: arrays.get(name, {}) for name in group}
+            return {name: (changes[name].get("dtype", dtype), changes[name].get("shape", shape)) for name, (dtype, shape) in group.items()}
+
+        return dataclasses.replace(self, operands=replaced(self.operands), results=replaced(self.results))
 
 
-def in_parts(shape, splits):
-    return (splits, *shape) if splits > 1 else shape
+def _config(row, names, splits=None) -> dict[str, int]:
+    return {name: row[name] for name in names.split()} | ({} if splits is None else {"splits": splits})
+
+
+def _case(target: str, attributes: Mapping[str, Any], operands: Mapping[str, str], results: Mapping[str, str]) -> Case:
+    """The case with arrays of these dtypes."""
+    shapes = shapes_of(target, attributes)
+    arrays = lambda group: {name: (dtype, shapes[name]) for name, dtype in group.items()}
+    return Case(target, attributes, arrays(operands), arrays(results))
+
+
+# Cases: a row, and a problem that it takes.
+
+
+def matmul(row, B, M, N, K, splits=1, epilogue: tuple[int, Sequence[str]] | None = None):
+    """`epilogue`: the activation's number and the slots that exist; all of them if the kernel fuses one."""
+    target = "linear" if row["fused"] else f"matmul_{row['role']}"
+    case = _product(target, row, dict(B=B, M=M, N=N, K=K) | _config(row, "tile_m tile_n tile_k cluster_m pingpong", splits), row["result"])
+    return add_epilogue(case, *(epilogue or (3, EPILOGUE))) if row["fused"] else case
+
+
+def _product(target, row, attributes, result):
+    first, second, open_ = SLOTS[row["role"]]
+    return _case(target, attributes, {first: row["operands"], second: row["operands"]}, {open_: result})
 
 
 EPILOGUE = ("bias", "residual", "saved")
@@ -56,49 +135,65 @@ def numbers_of(epilogue: Epilogue) -> tuple[int, list[str]]:
     return activation, [name for name in EPILOGUE if getattr(epilogue, {"saved": "saves"}.get(name, name))]
 
 
-def add_epilogue(case: Case, bias: tuple[int, ...], activation: int, slots: Sequence[str]) -> Case:
+def add_epilogue(case: Case, activation: int, slots: Sequence[str]) -> Case:
     """Add these arrays of an epilogue to a case, and their attributes."""
-    (result,) = case.results.values()
-    operands = {name: array for name, array in (("bias", ("float32", bias)), ("residual", result)) if name in slots}
-    results = {"saved": result} if "saved" in slots else {}
     flags = dict(activation=activation, bias=int("bias" in slots), residual=int("residual" in slots), saves=int("saved" in slots))
-    return Case(case.target, {**case.attributes, **flags}, {**case.operands, **operands}, {**case.results, **results})
+    ((dtype, _),), shapes = case.results.values(), shapes_of(case.target, case.attributes)
+    added = {name: ("float32" if name == "bias" else dtype, shapes[name]) for name in EPILOGUE if name in slots}
+    saved = {name: added.pop(name) for name in ("saved",) if name in added}
+    return Case(case.target, {**case.attributes, **flags}, {**case.operands, **added}, {**case.results, **saved})
+
+
+def pieces(row, B, M, N, K, splits=1):
+    return _product(f"pieces_{row['role']}", row, dict(B=B, M=M, N=N, K=K) | _config(row, "tile_m tile_n pieces", splits), "float32")
+
+
+def ragged(row, B, P, R, M, N, K, G):
+    first, second, open_ = RAGGED_SLOTS[row["role"]]
+    attributes = dict(B=B, P=P, R=R, M=M, N=N, K=K, G=G) | _config(row, "tile_m tile_n tile_k cluster_n")
+    dtypes = {first: row["operands"], second: row["operands"], "places": "int32"}
+    return _case(f"ragged_{row['role']}", attributes, dtypes, {open_: row["operands"]})
+
+
+def scaled(row, problem, left, right, result="bfloat16", splits=1):
+    """`problem`: B, M, N, K, and the blocks I, J and S.  `left`, `right`: the scales' shapes, (B, I, S) and (B, J, S), or (B, S, J) if each
+    column has its own; an axis of 1 is for all."""
+    attributes = dict(zip("BMNKIJS", problem, strict=True)) | _config(row, "tile_m tile_n tile_k cluster_m", splits)
+    dtypes = dict(a=row["operands"], b=row["second"], left="float32", right="float32")
+    return _case("scaled", attributes, dtypes, {"d": result}).replacing(dict(left=dict(shape=left), right=dict(shape=right)))
+
+
+def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
+    """`factors`: of the product, and of the addend, which is there if its factor is not 0."""
+    numbers = dict(B=B, M=M, N=N) | _config(row, "tile_m tile_n tile_k cluster_m", splits)
+    operands = {"x": row["operands"]} | ({"addend": result} if factors[1] else {})
+    return _case("gram", numbers | dict(zip(("scale", "of_addend"), factors, strict=True)), operands, {"y": result})
 
 
 def conv(row, p, config, epilogue=None, result=None):
     """Make a case of a dense convolution, or of a depthwise one, whose row has no tile.  `epilogue`: as for `matmul`."""
-    names = SLOTS[row["role"]]
-    shapes = {"x": (p.B, p.N, *p.input, p.G, p.C), "w": (p.B, p.G, p.K, *p.filter, p.C), "y": (p.B, p.N, *p.output, p.G, p.K)}
-    operands = {name: (row["operands"], shapes[name]) for name in names[:2]}
-    result = "float32" if config.splits > 1 else result or row["operands"]
-    fields = dataclasses.asdict(config)
-    family = "conv" if "tile_m" in row else "depthwise"
+    fields, family = dataclasses.asdict(config), "conv" if "tile_m" in row else "depthwise"
     attributes = cuda_conv.fields(p) | {name: row.get(name, value) for name, value in fields.items() if name != "splits"}
-    case = Case(
-        f"{family}{row['rank']}d_{row['role']}",
-        attributes | {"splits": config.splits},
-        operands,
-        {names[2]: (result, in_parts(shapes[names[2]], config.splits))},
-    )
-    if epilogue is None:
-        return case
-    return add_epilogue(dataclasses.replace(case, target=f"{family}{row['rank']}d_bias_act"), (p.B, p.G, p.K), *epilogue)
+    target = f"{family}{row['rank']}d_{'bias_act' if epilogue else row['role']}"
+    result = "float32" if config.splits > 1 else result or row["operands"]
+    case = _product(target, row, attributes | {"splits": config.splits}, result)
+    return add_epilogue(case, *epilogue) if epilogue else case
 
 
 def causal(problem, config):
-    backward, epilogue, added = problem.role == "backward", problem.epilogue, ("bias", "initial_states", "seq_idx", "idx_of_states")
     x, weight, _ = (LONG[dtype] for dtype in problem.dtypes)
-    dtypes = {"weight": weight, "bias": LONG.get(epilogue.bias), "seq_idx": "int32", "idx_of_states": "int32", "sums": "float32"}
-    operands = {name: (dtypes.get(name, x), shape) for name, shape in operand_shapes(problem).items()}
-    results = {name: (dtypes.get(name, x), shape) for name, shape in result_shapes(problem, config.splits).items()}
-    attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in operands) for name in added}
-    attributes["activation"], _ = numbers_of(epilogue)
-    return Case("causal_conv1d_backward" if backward else "causal_conv1d", attributes, operands, results)
+    bias, backward = problem.epilogue.bias, problem.role == "backward"
+    added = [("bias", bias, LONG.get(bias, "")), ("initial_states", problem.state, x)]
+    added += [("seq_idx", problem.idx, "int32"), ("idx_of_states", problem.idx_of_states, "int32")]
+    present: dict[str, Any] = {name: dtype for name, there, dtype in added if there}
+    sums = {"sums": "float32"} | ({"d_initial_states": x} if problem.state else {})
+    attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in present) for name, *_ in added}
+    attributes["activation"], _ = numbers_of(problem.epilogue)
+    operands: dict[str, Any] = {"x": x, "weight": weight, **present} | ({"d_y": x} if backward else {})
+    return _case("causal_conv1d_backward" if backward else "causal_conv1d", attributes, operands, {"first": x} | (sums if backward else {}))
 
 
 def weight_only(problem, config):
-    shapes, dtypes = simt_weight_only.shapes(problem), simt_weight_only.dtypes(problem, config.splits)
-    arrays = {name: (dtypes[name].name, shape) for name, shape in shapes.items()}
-    dtype, (_, *shape) = arrays.pop("y")
+    x, _, y = (LONG[dtype] for dtype in problem.dtypes)
     attributes = cuda_weight_only.fields(problem) | dataclasses.asdict(config)
-    return Case("weight_only", attributes, arrays, {"y": (dtype, in_parts(tuple(shape), config.splits))})
+    return _case("weight_only", attributes, dict(x=x, q="int8", scale="float32"), {"y": "float32" if config.splits > 1 else y})

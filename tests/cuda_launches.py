@@ -1,38 +1,25 @@
-"""The compiled CUDA kernels' host code without CUDA: what it asks of it for a call.
+"""The compiled CUDA kernels' host code without CUDA: what it asks of CUDA for a call of a target.
 
-The kernels' library is linked with a CUDA runtime that writes down what it is asked: csrc/cuda_runtime.cc.  Needs nvcc and the folder in
-which jaxext was built, or skips; no GPU and no driver.  The module that imports this is skipped where no kernels are compiled.
+The host code of csrc/ is compiled here and linked with the library's kernels and a CUDA runtime that writes down what it is asked:
+csrc/cuda_runtime.cc.  Needs nvcc and the folder in which jaxext was built, or skips; no GPU and no driver.  The module that imports this is
+skipped where no kernels are compiled.
 """
 
 import ctypes
-import dataclasses
 import functools
 import itertools
 import json
+import os
 import pathlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from typing import Any
 
+import call_frame
 import numpy as np
 import pytest
-from cuda_cases import (  # noqa: F401
-    BYTES,
-    EPILOGUE,
-    FAMILIES,
-    LONG,
-    SLOTS,
-    Arrays,
-    Case,
-    add_epilogue,
-    causal,
-    conv,
-    in_parts,
-    numbers_of,
-    weight_only,
-)
+from cuda_cases import Case
 
 from jaxext.backends.cuda import cuda_binding
 
@@ -47,9 +34,6 @@ from jaxext import _cuda_module  # noqa: E402
 
 OK, INVALID, INTERNAL = range(3)  # jaxext::Status
 CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int32"]  # jaxext::Dtype
-SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
-RAGGED_SLOTS = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}
-RAGGED_SHAPES = {"x": "BPRMK", "w": "BGKN", "y": "BPRMN"}
 STREAM = 77
 ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
@@ -69,6 +53,26 @@ CAUSALS = [dict(role=role, operands=dtype) for role in ("forward", "backward") f
 SCHEMA = _cuda_module.schema()
 
 
+_FOLDER = tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def _host_code() -> str:
+    """The library, in which the sources that are here decode the calls of all targets, as one object."""
+    folder = _FOLDER.name
+    flags = ["-std=c++17", "-O0", "-Xcompiler", "-fPIC,-Wall,-Wextra,-fsanitize=undefined,-fno-sanitize-recover=all"]
+    csrc = TESTS.parent / "csrc"
+    units = [*csrc.glob("*/*_target.cc"), *(path for path in csrc.glob("common/*.cc") if path.name != "ffi.cc")]
+    command = [NVCC, *flags, f"-I{csrc}", "--threads", str(os.cpu_count()), "-c", *units]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    objects = [f"{path.stem}.o" for path in units]
+    shutil.copy(LIBRARY, f"{folder}/kernels.a")
+    subprocess.run(["ar", "d", "kernels.a", *(f"{path.name}.o" for path in units)], cwd=folder, check=True)
+    subprocess.run(["ld", "-r", *objects, "--whole-archive", "kernels.a", "-o", "library.o"], cwd=folder, check=True)
+    return f"{folder}/library.o"
+
+
 @functools.cache
 def runtime(*more: str | pathlib.Path, copy: int = 0) -> ctypes.CDLL:
     """The stand-in for CUDA with our host code, and with what `more` names to nvcc.  A copy remembers nothing of the others' calls."""
@@ -77,11 +81,10 @@ def runtime(*more: str | pathlib.Path, copy: int = 0) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/cuda_runtime.so"
         # -z,defs: a function of CUDA that the runtime has not, such as one that allocates, waits or copies, is an error
-        flags = ["-std=c++17", "-O0", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xlinker", "-z,defs"]
-        # All of the library, whose targets register themselves; what `more` has comes first, and is taken in place of the library's.
-        subprocess.run(["ld", "-r", "--whole-archive", LIBRARY, "-o", f"{folder}/library.o"], check=True)
-        sources = [TESTS / "csrc/cuda_runtime.cc", *more, f"{folder}/library.o"]
-        command = [NVCC, *flags, "-Xlinker", "-z,muldefs", f"-I{TESTS.parent / 'csrc'}", *sources, "-o", path]
+        flags = ["-std=c++17", "-O0", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC,-Wall,-Wextra,-fsanitize=undefined"]
+        # What `more` has comes first, and is taken in place of the library's.
+        sources = [TESTS / "csrc/cuda_runtime.cc", *more, _host_code()]
+        command = [NVCC, *flags, "-Xlinker", "-z,defs,-z,muldefs", f"-I{TESTS.parent / 'csrc'}", *sources, "-o", path]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         return ctypes.CDLL(path)
@@ -106,9 +109,7 @@ def load(case, device=0, failing=""):
 def ask(case: Case, device=0, failing=""):
     """(status, what was asked of CUDA, or the message)."""
     words = [_words(case.attributes[name]) for name in SCHEMA[case.target]]
-    rows = [
-        [CODES.index(dtype), case.addresses[name], len(shape), *shape] for name, (dtype, shape) in {**case.operands, **case.results}.items()
-    ]
+    rows = [[CODES.index(dtype), case.addresses[name], len(shape), *shape] for name, (dtype, shape) in case.arrays.items()]
     attributes, arrays = ((ctypes.c_int64 * sum(map(len, parts)))(*itertools.chain(*parts)) for parts in (words, rows))
     answer = ctypes.create_string_buffer(1 << 20)
     counts = len(case.operands), len(case.results)
@@ -118,63 +119,24 @@ def ask(case: Case, device=0, failing=""):
     return status, json.loads(text) if status == OK else text
 
 
+def handled(case: Case) -> tuple[int, str]:
+    """As `ask`, of the compiled module's handlers: the answer of both stages, which is the same where no kernel can be loaded."""
+    operands, results = (
+        [(dtype, shape, case.addresses[name]) for name, (dtype, shape) in group.items()] for group in (case.operands, case.results)
+    )
+    (answer,) = {
+        call_frame.call(call_frame.library(), handler(case.target, stage), number, operands, results, case.attributes)
+        for stage, number in call_frame.STAGES.items()
+    }
+    return {call_frame.OK: OK, call_frame.INVALID: INVALID, call_frame.INTERNAL: INTERNAL}[answer[0]], answer[1]
+
+
+def handler(target: str, stage: str) -> ctypes.c_void_p:
+    ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_void_p(ctypes.pythonapi.PyCapsule_GetPointer(_cuda_module.handlers()[f"jaxext_{target}_v1"][stage], None))
+
+
 def _words(value) -> list[int]:
     """An attribute in units of 8 bytes."""
     return np.atleast_1d(value).astype(float if isinstance(value, float) else np.int64).view(np.int64).tolist()
-
-
-def _config(row, names, splits=None) -> dict[str, int]:
-    return {name: row[name] for name in names.split()} | ({} if splits is None else {"splits": splits})
-
-
-# Cases: a row, and a problem that it takes.
-
-
-def matmul(row, B, M, N, K, splits=1, epilogue: tuple[int, Sequence[str]] | None = None):
-    """`epilogue`: the activation's number and the slots that exist; all of them if the kernel fuses one."""
-    sizes = dict(B=B, M=M, N=N, K=K)
-    first, second, open_ = (tuple(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]])
-    names = SLOTS[row["role"]]
-    operands = {names[0]: (row["operands"], first), names[1]: (row["operands"], second)}
-    result = (row["result"], in_parts(open_, splits))
-    attributes = sizes | _config(row, "tile_m tile_n tile_k cluster_m pingpong", splits)
-    if not row["fused"]:
-        return Case(f"matmul_{row['role']}", attributes, operands, {names[2]: result})
-    activation, slots = epilogue or (3, EPILOGUE)
-    return add_epilogue(Case("linear", attributes, operands, {names[2]: result}), (B, N), activation, slots)
-
-
-def pieces(row, B, M, N, K, splits=1):
-    plain = matmul(row | dict(fused=False, result="float32") | dict.fromkeys(("tile_k", "cluster_m", "pingpong"), 0), B, M, N, K, splits)
-    attributes = dict(B=B, M=M, N=N, K=K) | _config(row, "tile_m tile_n pieces", splits)
-    return dataclasses.replace(plain, target=f"pieces_{row['role']}", attributes=attributes)
-
-
-def ragged(row, B, P, R, M, N, K, G):
-    sizes = dict(B=B, P=P, R=R, M=M, N=N, K=K, G=G)
-    shapes = {slot: (row["operands"], tuple(sizes[label] for label in labels)) for slot, labels in RAGGED_SHAPES.items()}
-    first, second, open_ = RAGGED_SLOTS[row["role"]]
-    places = (B, P, G, 2) if row["role"] == "tn" else (B, P, -(-M // row["tile_m"]) + G - 1, 5)
-    operands = {first: shapes[first], second: shapes[second], "places": ("int32", places)}
-    attributes = sizes | _config(row, "tile_m tile_n tile_k cluster_n")
-    return Case(f"ragged_{row['role']}", attributes, operands, {open_: shapes[open_]})
-
-
-def scaled(row, problem, left, right, result="bfloat16", splits=1):
-    """`problem`: B, M, N, K, and the blocks I, J and S.  `left`, `right`: the scales' shapes, (B, I, S) and (B, J, S), or (B, S, J) if each
-    column has its own; an axis of 1 is for all."""
-    B, M, N, K, *_ = problem
-    operands = {"a": (row["operands"], (B, M, K)), "b": (row["second"], (B, N, K)), "left": ("float32", left), "right": ("float32", right)}
-    attributes = dict(zip("BMNKIJS", problem, strict=True)) | _config(row, "tile_m tile_n tile_k cluster_m", splits)
-    return Case("scaled", attributes, operands, {"d": (result, in_parts((B, M, N), splits))})
-
-
-def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
-    """`factors`: of the product, and of the addend, which is there if its factor is not 0."""
-    attributes = (
-        dict(B=B, M=M, N=N)
-        | _config(row, "tile_m tile_n tile_k cluster_m", splits)
-        | dict(zip(("scale", "of_addend"), factors, strict=True))
-    )
-    operands = {"x": (row["operands"], (B, M, N))} | ({"addend": (result, (B, M, M))} if factors[1] else {})
-    return Case("gram", attributes, operands, {"y": (result, in_parts((B, M, M), splits))})

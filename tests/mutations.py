@@ -3,7 +3,7 @@
 Each defect of mutations.txt is one small error that somebody could make.  It is planted in a copy of this checkout, where those tests run
 that are likely to find it and then, if these pass, the others.  Those that found one are run once more without any, and must pass.  A row
 for each defect says which test found it, or why the defect cannot be planted; the status is 1 if one was not found or not planted.  The
-compiled CUDA kernels have no defects, so those planted in csrc can only be found by tests that compile it themselves.  `--check` runs no
+compiled CUDA kernels have no defects, so those planted in csrc can only be found by tests that compile its sources.  `--check` runs no
 test: it lists the defects that cannot be planted.
 """
 
@@ -113,6 +113,8 @@ def copy(folder: pathlib.Path) -> None:
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    if (ROOT / "build").exists():  # with the library to which tests/cuda_launches.py adds the host code of the copy
+        (folder / "build").symlink_to(ROOT / "build")
     for name in ("kernels", "benchmarks"):  # where an installation has them
         (folder / "jaxext" / name).symlink_to(f"../{name}")
     for name in ("_cuda_build", "_cuda_module"):

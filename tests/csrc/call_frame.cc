@@ -1,6 +1,6 @@
 // Calls a handler of XLA's FFI as XLA does, on a machine that needs no GPU: Python describes the operands, the results and the attributes,
 // and is told what the handler answers.  The layout of what XLA passes comes from its own headers, those of the jaxlib that runs the tests;
-// what the handler calls back is answered here.  Built by tests/backends/cuda/test_cuda_handlers.py; it must not know any handler.
+// what the handler calls back is answered here.  Built by tests/call_frame.py; it must not know any handler.
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -63,7 +63,7 @@ int32_t Call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame, char* message, 
 
 }  // namespace
 
-// What Python fills in, by the same names as in tests/backends/cuda/test_cuda_handlers.py.
+// What Python fills in, by the same names as in tests/call_frame.py.
 extern "C" {
 
 struct Buffer {

@@ -1,6 +1,6 @@
 // A CUDA runtime that runs nothing: it writes down what our host code asks of it, and fails where it is told to.  It has the functions that
 // the kernels' library needs, and no other, so that a library which allocates or waits does not load.  Its devices are those of kDevices.
-// Built with libjaxext_kernels.a by tests/cuda_launches.py, whose calls enter at the end.
+// Built with our host code by tests/cuda_launches.py, whose calls enter at the end.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 

@@ -15,8 +15,9 @@ import test_cuda_scaled
 import test_depthwise
 import test_simt
 from cuda_calls import causal_call, conv_call, fused_call, gram_call, matmul_call, ragged_call, scaled_call, weight_only_call
+from cuda_cases import BYTES
 from cuda_kernels import check, modules
-from cuda_launches import BYTES, CONVS, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS
+from cuda_launches import CONVS, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS
 from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_scaled, cuda_weight_only

@@ -1,6 +1,6 @@
 """The implementation `cuda` without a GPU: what it refuses and why, when it is preferred, and the CUDA programs that it is lowered to.
 
-Whether its hand-written kernels compute what they should is tested in test_simt.py, what its handlers refuse in test_cuda_handlers.py, how
+Whether its hand-written kernels compute what they should is tested in test_simt.py, what its handlers refuse in test_cuda_calls.py, how
 well the kernels are compiled in test_cuda_compiled.py.
 """
 

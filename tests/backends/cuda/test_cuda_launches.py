@@ -8,62 +8,21 @@ import random
 import re
 from typing import Any
 
+import cuda_cases
+import cuda_convs
+import cuda_launches as host
 import pytest
 import simt_weight_only
 import test_causal_kernel
-from cuda_launches import (
-    BYTES,
-    CAUSALS,
-    CONVS,
-    DEPTHWISE,
-    ELEMENTS,
-    GRAMS,
-    INTERNAL,
-    INVALID,
-    LIBRARY,
-    MATMULS,
-    OK,
-    PIECES,
-    RAGGEDS,
-    SCALEDS,
-    SLOTS,
-    STREAM,
-    SWIZZLE,
-    WEIGHT_ONLYS,
-    WIDE_WEIGHT_ONLYS,
-    ask,
-    causal,
-    conv,
-    gram,
-    load,
-    matmul,
-    pieces,
-    prepared,
-    ragged,
-    runtime,
-    scaled,
-    weight_only,
-)
+from cuda_cases import BYTES, SLOTS, Case
+from cuda_launches import ELEMENTS, INTERNAL, INVALID, LIBRARY, OK, STREAM, SWIZZLE, ask, load, prepared, runtime
 
 from jaxext import _cuda_build, _cuda_module
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
 from jaxext.backends.problems import DTYPES
-from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = (
-    "matmul",
-    "conv",
-    "depthwise",
-    "ragged",
-    "causal",
-    "scaled",
-    "weight_only",
-    "wide_weight_only",
-    "gram",
-    "pieces",
-)  # of the families of kernels
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls: first to load a kernel; last to make descriptors, the last one only for convolutions.
 LOADING = ("cudaGetDevice", "cudaDeviceGetAttribute", "cudaFuncGetAttributes", "cudaFuncSetAttribute")
@@ -76,29 +35,17 @@ FRESH = itertools.count(4, 4)  # devices as the first one, on which nothing is l
 
 
 def some_matmuls(row, count):
-    """Tails along every axis, batches and parts; then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
-    pick, step = random.Random(str(row)), 16 // BYTES[row["operands"]]
+    """Also in pieces.  Tails along every axis, batches and parts; then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    pick, step, product = random.Random(str(row)), 16 // BYTES[row["operands"]], cuda_cases.pieces if "pieces" in row else cuda_cases.matmul
     for _ in range(count):
-        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), *([(1, 2), (1, 4)] if row["result"] == "float32" else [])])
+        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), *([(1, 2), (1, 4)] if row.get("result", "float32") == "float32" else [])])
         most = 40 if batch > 3 else 600
         m, n, k = (splits * step * pick.choice([1, 2, pick.randint(1, 40), pick.randint(1, most)]) for _ in "mnk")
         if row["role"] != "tn":  # there TMA reads rows of M
             m = pick.choice([1, 63, m + 1, m])
-        yield matmul(row, batch, m, n, k, splits)
-    yield matmul(row, 1, 2**31 - 2**16, step, step)
-    yield matmul(row, 9, 2**16 + 8 * step, 2**16, 2**16)
-
-
-def some_pieces(row, count):
-    """As `some_matmuls`."""
-    pick = random.Random(str(row))
-    for _ in range(count):
-        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), (1, 2), (1, 4)])
-        most = 10 if batch > 3 else 150
-        m, n, k = (splits * 4 * pick.choice([1, pick.randint(1, most)]) for _ in "mnk")
-        yield pieces(row, batch, m, n, k, splits)
-    yield pieces(row, 1, 2**31 - 2**16, 4, 4)
-    yield pieces(row, 9, 2**16 + 32, 2**16, 2**16)
+        yield product(row, batch, m, n, k, splits)
+    yield product(row, 1, 2**31 - 2**16, step, step)
+    yield product(row, 9, 2**16 + 8 * step, 2**16, 2**16)
 
 
 def some_raggeds(row, count):
@@ -107,9 +54,9 @@ def some_raggeds(row, count):
     for _ in range(count):
         B, P, R = pick.choice([(1, 1, 1), (2, 3, 1), (3, 2, 5)])
         n, k = (8 * pick.choice([1, 2, pick.randint(1, 90)]) for _ in "nk")
-        yield ragged(row, B, P, R, pick.choice([1, 63, pick.randint(1, 900)]), n, k, pick.choice([1, 7, 300]))
-    yield ragged(row, 1, 1, 1, 2**31 - 2**16, 8, 8, 1)
-    yield ragged(row, 1, 1, 1, 2**19, 2**12, 2**13, 256)
+        yield cuda_cases.ragged(row, B, P, R, pick.choice([1, 63, pick.randint(1, 900)]), n, k, pick.choice([1, 7, 300]))
+    yield cuda_cases.ragged(row, 1, 1, 1, 2**31 - 2**16, 8, 8, 1)
+    yield cuda_cases.ragged(row, 1, 1, 1, 2**19, 2**12, 2**13, 256)
 
 
 def some_scaleds(row, count):
@@ -122,9 +69,9 @@ def some_scaleds(row, count):
         K = 128 * steps if s > 1 else 16 * pick.randint(1, 90)
         splits = pick.choice([1, 4])
         result = "float32" if splits > 1 else pick.choice(["bfloat16", "float32"])
-        yield scaled(row, (B, M, N, K, M, J, s), (B, M, s), (B, s, J) if each else (B, J, s), result, splits)
-    yield scaled(row, (1, 2**31 - 2**16, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1))
-    yield scaled(row, (9, 2**16 + 3, 2**16, 2**16, 1, 2**9, 2**9), (1, 1, 1), (9, 2**9, 2**9))
+        yield cuda_cases.scaled(row, (B, M, N, K, M, J, s), (B, M, s), (B, s, J) if each else (B, J, s), result, splits)
+    yield cuda_cases.scaled(row, (1, 2**31 - 2**16, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1))
+    yield cuda_cases.scaled(row, (9, 2**16 + 3, 2**16, 2**16, 1, 2**9, 2**9), (1, 1, 1), (9, 2**9, 2**9))
 
 
 def some_grams(row, count):
@@ -134,43 +81,25 @@ def some_grams(row, count):
     for B, M, N in [*sizes, (9, 2**16 + 8, 2**17)]:
         factors = pick.choice([(1.0, 0.0), (2.0, 0.0), (0.5, 3.0)])
         splits = pick.choice([1, 2]) if not factors[1] and N > 64 else 1
-        yield gram(row, B, M, N, "float32" if splits > 1 else pick.choice([row["operands"], "float32"]), factors, splits)
+        yield cuda_cases.gram(row, B, M, N, "float32" if splits > 1 else pick.choice([row["operands"], "float32"]), factors, splits)
 
 
-def convs(row, count):
+def some_convs(row, count):
     """Of a kernel of dense convolutions, or of the depthwise ones."""
-    pick, taken = random.Random(str(row)), 0
-    while taken < count:
-        axes, depthwise = row["rank"], "tile_m" not in row
-        one = (1,) * (3 - axes)
-        several = lambda most, one=one, axes=axes: one + tuple(pick.randint(1, most) for _ in range(axes))
-        filter, dilation = several(5), several(2)
-        low, high = ((0,) * (3 - axes) + tuple(pick.randint(-1, 3) for _ in range(axes)) for _ in "lh")
-        size, stride = several(30), several(3)
-        spare = [i + lo + hi - (f - 1) * d - 1 for i, lo, hi, f, d in zip(size, low, high, filter, dilation, strict=True)]
-        if min(spare) < 0:
-            continue
-        channels = dict(C=8 * pick.randint(1, 20), K=8 * pick.randint(1, 40))
+    pick, depthwise, found = random.Random(str(row)), "tile_m" not in row, []
+    several = lambda least, most: tuple(pick.randint(least, most) for _ in range(row["rank"]))
+    while len(found) < count:
+        labels: dict[str, Any] = dict(G=pick.choice([1, 3]), C=8 * pick.randint(1, 20), K=8 * pick.randint(1, 40))
         if depthwise:
-            channels = dict(C=1, K=pick.choice([1, 1, 2, 3, 8, 16]), G=pick.choice([2, 24, 200]))
-        labels = dict(B=pick.choice([1, 2]), N=pick.randint(1, 9), G=pick.choice([1, 3])) | channels
-        output = tuple(x // s + 1 for x, s in zip(spare, stride, strict=True))
-        geometry = dict(input=size, filter=filter, output=output, stride=stride, low=low, filter_dilation=dilation)
-        problem = ConvProblem(
-            **labels,
-            **geometry,
-            input_dilation=(1, 1, 1),
-            name=f"conv{axes}d_{row['role']}",
-            role=row["role"],
-            dtypes=(DTYPES[row["operands"]],) * 3,
-            precision="ieee",
-            arch=90,
-        )
-        if (cuda_depthwise if depthwise else cuda_conv).refused(problem) is None:
-            taken += 1
+            labels = dict(G=pick.choice([2, 24, 200]), C=1, K=pick.choice([1, 1, 2, 3, 8, 16]))
+        labels |= dict(B=pick.choice([1, 2]), N=pick.randint(1, 9), dtypes=(DTYPES[row["operands"]],) * 3)
+        labels |= dict(low=several(-1, 3), high=several(-1, 3), stride=several(1, 3), dilation=several(1, 2))
+        problem = cuda_convs.problem(row["role"], several(1, 30), several(1, 5), **labels)
+        if min(problem.output) > 0 and (cuda_depthwise if depthwise else cuda_conv).refused(problem) is None:
             table = [row | {"operands": problem.dtypes[0]}]
             candidates = cuda_depthwise.candidates(problem) if depthwise else cuda_conv.candidates(problem, table)
-            yield conv(row, problem, pick.choice(candidates))
+            found.append(cuda_cases.conv(row, problem, pick.choice(candidates)))
+    return iter(found)
 
 
 def some_causals(row, count):
@@ -180,41 +109,42 @@ def some_causals(row, count):
     for B, T, C in [*sizes, (9, 2**16, 2**13)]:
         given = {name: pick.random() < 0.5 for name in ("bias", "state", "idx")}
         problem = test_causal_kernel.a_problem(row["role"], pick.randint(1, most), dtype=row["operands"], B=B, T=T, C=C, **given)
-        yield causal(problem, pick.choice(cuda_causal.candidates(problem)))
+        yield cuda_cases.causal(problem, pick.choice(cuda_causal.candidates(problem)))
 
 
 def some_weight_onlys(row, count):
-    """Then arrays of far more than 2^31 elements."""
-    pick = random.Random(str(row))
-    sizes = [(pick.randint(1, 9), pick.randint(1, 64), 32 * pick.randint(1, 90), 64 * pick.randint(1, 90)) for _ in range(count)]
-    for B, M, N, K in [*sizes, (9, 64, 2**18, 2**20)]:
-        S = pick.choice([1, K // 64, K // 32])
-        result = pick.choice([row["operands"], "fp32"])
-        problem = simt_weight_only.a_problem(M, N, K, S, row["bits"], row["operands"], result, B, arch=80)
-        yield weight_only(problem, pick.choice(cuda_weight_only.candidates(problem)))
+    """Of few rows, or of many, whose kernels have tiles.  Then arrays of far more than 2^31 elements."""
+    pick, many, dtype = random.Random(str(row)), "tile_m" in row, str(DTYPES.get(row["operands"], row["operands"]))
+    draw = lambda most, step=1: step * pick.randint(1, most)
+    sizes = [(draw(9), draw(600 if many else 64), draw(90, 32), draw(90, 32 if many else 64)) for _ in range(count)]
+    for B, M, N, K in [*sizes, (9, 2**16, 2**18, 2**17) if many else (9, 64, 2**18, 2**20)]:
+        S, result = pick.choice([1, K // 32] if many else [1, K // 64, K // 32]), pick.choice([dtype, "fp32"])
+        problem = simt_weight_only.a_problem(M, N, K, S, row["bits"], dtype, result, B, arch=90 if many else 80)
+        if many:
+            tile = dict(tile_m=row["tile_m"], tile_n=row["tile_n"])
+            candidates = [cuda_weight_only.WeightOnlyConfig(**tile, splits=splits) for splits in (1, 1, 4)]
+        else:
+            candidates = cuda_weight_only.candidates(problem)
+        yield cuda_cases.weight_only(problem, pick.choice(candidates))
 
 
-def some_wide_weight_onlys(row, count):
-    """Then arrays of far more than 2^31 elements."""
-    pick = random.Random(str(row))
-    sizes = [(pick.randint(1, 9), pick.randint(1, 600), 32 * pick.randint(1, 90), 32 * pick.randint(1, 90)) for _ in range(count)]
-    for B, M, N, K in [*sizes, (9, 2**16, 2**18, 2**17)]:
-        config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"], splits=pick.choice([1, 1, 4]))
-        result = "fp32" if config.splits > 1 else pick.choice([DTYPES[row["operands"]], "fp32"])
-        S = pick.choice([1, K // 32])
-        yield weight_only(simt_weight_only.a_problem(M, N, K, S, row["bits"], DTYPES[row["operands"]], result, B), config)
+# Family of kernels -> its cases, the rows for which there are some, and how many for each.
+SOME = {
+    "matmul": (some_matmuls, host.MATMULS, 8),
+    "pieces": (some_matmuls, host.PIECES, 8),
+    "ragged": (some_raggeds, host.RAGGEDS, 8),
+    "scaled": (some_scaleds, host.SCALEDS, 8),
+    "gram": (some_grams, host.GRAMS, 8),
+    "conv": (some_convs, host.CONVS, 4),
+    "depthwise": (some_convs, host.DEPTHWISE, 4),
+    "causal": (some_causals, host.CAUSALS, 4),
+    "weight_only": (some_weight_onlys, host.WEIGHT_ONLYS, 4),
+    "wide_weight_only": (some_weight_onlys, host.WIDE_WEIGHT_ONLYS, 4),
+}
 
 
-def cases(matmuls, of_conv):
-    yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
-    yield from (case for row in PIECES for case in some_pieces(row, matmuls))
-    yield from (case for row in RAGGEDS for case in some_raggeds(row, matmuls))
-    yield from (case for row in SCALEDS for case in some_scaleds(row, matmuls))
-    yield from (case for row in GRAMS for case in some_grams(row, matmuls))
-    yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
-    yield from (case for row in CAUSALS for case in some_causals(row, of_conv))
-    yield from (case for row in WEIGHT_ONLYS for case in some_weight_onlys(row, of_conv))
-    yield from (case for row in WIDE_WEIGHT_ONLYS for case in some_wide_weight_onlys(row, of_conv))
+def one_of_each() -> dict[str, Case]:
+    return {name: next(some(rows[0], 1)) for name, (some, rows, _) in SOME.items()}
 
 
 # What CUDA wants.
@@ -263,7 +193,7 @@ def check_descriptor(d, case):
 def test_what_is_asked_is_what_cuda_takes(device):
     """On each of two devices of one process, so that what was set on the first does not stand for the second."""
     seen = set()
-    for case in cases(matmuls=8, of_conv=4):
+    for case in (case for some, rows, count in SOME.values() for row in rows for case in some(row, count)):
         status, asked = ask(case, device)
         assert status == OK, f"{case}: {asked}"
         for entry in asked:
@@ -277,147 +207,81 @@ def test_what_is_asked_is_what_cuda_takes(device):
         assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
         seen |= {launch["kernel"] for launch in launches}
     assert not runtime().CapturesRelaxed(), "loading leaves the mode of capturing as it was"
-    assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS))) + len(PIECES) // 3 + len(DEPTHWISE) // 2
+    assert (
+        len(seen)
+        >= sum(map(len, (host.MATMULS, host.RAGGEDS, host.SCALEDS, host.GRAMS, host.WIDE_WEIGHT_ONLYS, host.CONVS)))
+        + len(host.PIECES) // 3
+        + len(host.DEPTHWISE) // 2
+    )
 
 
-@pytest.mark.parametrize(
-    "row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n", "fused"))
-)
-def test_descriptors_of_products_are_the_arrays(row):
-    """Contracted axis, rows or columns, and batch, each with its stride, whichever is the contiguous one."""
-    B, M, N, K = 3, 160, 224, 288
-    case = matmul(row, B, M, N, K)
-    status, (*descriptors, _) = ask(case)
-    assert status == OK
-    sizes = {"a": (M, K), "b": (K, N), "c": (M, N), "residual": (M, N), "saved": (M, N)}
-    names = {address: name for name, address in case.addresses.items() if name != "bias"}
-    assert sorted(entry["address"] for entry in descriptors) == sorted(names)
-    for entry in descriptors:
-        name = names[entry["address"]]
-        element = BYTES[{**case.operands, **case.results}[name][0]]
-        outer, inner = sizes[name]
-        assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
+def id_of(row):
+    names = ("role", "operands", "second", "bits", "result", "tile_m", "tile_n", "pieces", "fused")
+    return "-".join(str(row[name]) for name in names if name in row)
 
 
-@pytest.mark.parametrize("row", PIECES, ids=lambda row: f"{row['role']}-{row['pieces']}")
-def test_descriptors_of_products_in_pieces_are_the_factors(row):
-    """As those of other products; boxes of 128 bytes of neighbours, and the blocks are the tiles of all batches."""
-    B, M, N, K = 3, 160, 224, 288
-    case = pieces(row, B, M, N, K)
-    status, (*descriptors, launch) = ask(case)
-    assert status == OK
-    sizes, (first, second, open_) = {"a": (M, K), "b": (K, N), "c": (M, N)}, SLOTS[row["role"]]
-    found = {entry["address"]: (entry["sizes"], entry["strides"], entry["box"][0]) for entry in descriptors}
-    want = {}
-    for slot in (first, second):
-        outer, inner = sizes[slot]
-        want[case.addresses[slot]] = ([inner, outer, B], [4 * inner, 4 * outer * inner], 32)
-    assert found == want
-    assert launch["grid"] == [B * math.prod(-(-size // 128) for size in sizes[open_]), 1, 1]
-
-
-WRONG_PIECES = {
-    "a batch in parts": ((2, 8, 8, 8), dict(splits=2), "splits is 2 and B is 2, want one of them to be 1"),
-    "parts that are not equal": ((1, 40, 40, 40), dict(splits=3), "has 40 elements, want a multiple of 4 for each of 3 parts"),
-    "too many parts": ((1, 512, 512, 512), dict(splits=64), "splits is 64, want 1 to 32"),
-    "no part": ((1, 8, 8, 8), dict(splits=0), "splits is 0, want 1 to 32"),
-    "four pieces": ((1, 8, 8, 8), dict(pieces=4), "no kernel has tile_m=128 tile_n=128 pieces=4 splits=1"),
-    "another tile": ((1, 8, 8, 8), dict(tile_n=64), "no kernel has tile_m=128 tile_n=64 pieces=2 splits=1"),
-    "nothing": ((1, 0, 8, 8), {}, "sizes are B=1 M=0 N=8 K=8, want 1 or more"),
-    "another dtype": ((1, 8, 8, 8), dict(operands="bfloat16"), "bf16 times bf16 into fp32, want fp32 alone"),
-    "rows of 24 bytes": ((1, 8, 6, 8), {}, "has 24 bytes, TMA wants a multiple of 16: pad N to 8"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_PIECES)
-def test_what_products_in_pieces_refuse(name):
-    """In each role, before CUDA is asked for anything."""
-    sizes, changes, reason = WRONG_PIECES[name]
-    for row in PIECES[:3]:
-        case = pieces(row | changes, *sizes, splits=changes.get("splits", 1))
-        status, message = ask(case)
-        assert status == INVALID and message.startswith("pieces: ") and message.endswith(reason), message
-
-
-@pytest.mark.parametrize("row", RAGGEDS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "tile_n")))
-def test_descriptors_of_ragged_products_are_the_operands(row):
-    """All matrices of an array, one behind the other."""
-    B, P, R, M, N, K, G = 2, 3, 5, 160, 224, 288, 7
-    case = ragged(row, B, P, R, M, N, K, G)
-    status, (*descriptors, _) = ask(case)
-    assert status == OK
-    arrays = {"x": (M, K, B * P * R), "w": (K, N, B * G), "y": (M, N, B * P * R)}
-    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
-    want = {}
-    for slot in {"nn": "xw", "nt": "wy", "tn": "xy"}[row["role"]]:
-        outer, inner, matrices = arrays[slot]
-        want[case.addresses[slot]] = ([inner, outer, matrices], [inner * 2, outer * inner * 2])
-    assert found == want
-
-
-@pytest.mark.parametrize("row", SCALEDS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "second", "tile_n")))
-def test_descriptors_of_scaled_products_are_the_factors(row):
-    """What is contracted, rows or columns, and the batch."""
+def described_cases():
+    """A case for each kernel that takes descriptors, and what is known of boxes, from their neighbours on, and of the launch."""
     B, M, N, K = 3, 161, 224, 288
-    case = scaled(row, (B, M, N, K, 1, 1, 1), (1, 1, 1), (1, 1, 1))
-    status, (*descriptors, _) = ask(case)
-    assert status == OK
-    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
-    assert found == {case.addresses["a"]: ([K, M, B], [K, M * K]), case.addresses["b"]: ([K, N, B], [K, N * K])}
+    of_row = lambda row, case, **known: pytest.param(case, known, id=f"{case.target}-{id_of(row)}")
+    yield from (of_row(row, cuda_cases.matmul(row, B, M - 1, N, K)) for row in host.MATMULS)
+    for row in host.PIECES:
+        outer, inner = {"c": (M - 1, N), "a": (M - 1, K), "b": (K, N)}[SLOTS[row["role"]][2]]
+        tiles = -(-outer // 128) * -(-inner // 128)
+        yield of_row(row, cuda_cases.pieces(row, B, M - 1, N, K), boxes=[[32], [32]], grid=[B * tiles, 1, 1])
+    yield from (of_row(row, cuda_cases.ragged(row, 2, 3, 5, M - 1, N, K, 7)) for row in host.RAGGEDS)
+    yield from (of_row(row, cuda_cases.scaled(row, (B, M, N, K, 1, 1, 1), (1, 1, 1), (1, 1, 1))) for row in host.SCALEDS)
+    for row in host.GRAMS:  # both blocks of a cluster load some of the columns' rows
+        boxes = [[64, row["tile_m"], 1], [64, row["tile_n"] // 2, 1]]
+        yield of_row(row, cuda_cases.gram(row, B, M - 1, N, row["operands"]), boxes=boxes, cluster=[2, 1, 1])
+    for row in host.WIDE_WEIGHT_ONLYS:
+        problem = simt_weight_only.a_problem(M, N, K, 9, row["bits"], DTYPES[row["operands"]], B=B)
+        config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"])
+        yield of_row(row, cuda_cases.weight_only(problem, config), grid=[B * -(-M // row["tile_m"]), 1, 1])
 
 
-@pytest.mark.parametrize("row", GRAMS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "tile_m", "tile_n")))
-def test_descriptors_of_gram_are_both_x(row):
-    """Boxes of the tile's rows, and of half of its columns' rows: both blocks of a cluster load some."""
-    B, M, N = 3, 160, 224
-    case = gram(row, B, M, N, row["operands"])
+@pytest.mark.parametrize(("case", "known"), [*described_cases()])
+def test_descriptors_are_the_arrays(case, known):
+    """Neighbours, rows or columns, and all matrices, each with its stride: of both factors, of all but the bias if there is an epilogue."""
+    names = {"matmul": [name for name in case.arrays if name != "bias"], "gram": ["x", "x"]}.get(case.family, [*case.operands][:2])
     status, (*descriptors, launch) = ask(case)
-    assert status == OK and launch["cluster"] == [2, 1, 1]
-    assert [(entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors] == [
-        (case.addresses["x"], [N, M, B], [2 * N, 2 * N * M])
-    ] * 2
-    assert [entry["box"] for entry in descriptors] == [[64, row["tile_m"], 1], [64, row["tile_n"] // 2, 1]]
+    assert status == OK
+    want = []
+    for name in names:
+        dtype, (*matrices, outer, inner) = case.arrays[name]
+        strides = [inner * BYTES[dtype], outer * inner * BYTES[dtype]]
+        want.append((case.addresses[name], [inner, outer, math.prod(matrices)], strides))
+    assert sorted((entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors) == sorted(want)
+    for entry, box in zip(descriptors, known.pop("boxes", [[]] * len(names)), strict=True):
+        assert entry["box"][: len(box)] == box
+    assert known.items() <= launch.items()
 
 
-@pytest.mark.parametrize("row", GRAMS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "tile_m", "tile_n")))
+@pytest.mark.parametrize("row", host.GRAMS, ids=id_of)
 def test_half_of_the_tiles_are_launched(row):
     """On a device that has as many multiprocessors as there are blocks."""
     rows = 2 * row["tile_m"]
     for count in (1, 2, 3):
-        status, (*_, launch) = ask(gram(row, 1, count * rows, 64, row["operands"]))
+        status, (*_, launch) = ask(cuda_cases.gram(row, 1, count * rows, 64, row["operands"]))
         wide = [-(-(i + 1) * rows // row["tile_n"]) for i in range(count)]
         assert status == OK and launch["grid"] == [2, sum(wide), 1]
 
 
-@pytest.mark.parametrize("row", WIDE_WEIGHT_ONLYS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "bits", "tile_m")))
-def test_descriptors_of_wide_weight_only_products_are_x_and_the_weights_bytes(row):
-    B, M, N, K = 3, 161, 224, 288
-    problem = simt_weight_only.a_problem(M, N, K, 9, row["bits"], DTYPES[row["operands"]], B=B)
-    case = weight_only(problem, cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"]))
-    status, (*descriptors, launch) = ask(case)
-    assert status == OK and launch["grid"] == [B * -(-M // row["tile_m"]), 1, 1]
-    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
-    pitch = N * row["bits"] // 8
-    assert found == {case.addresses["x"]: ([K, M, B], [2 * K, 2 * K * M]), case.addresses["q"]: ([pitch, K, B], [pitch, pitch * K])}
-
-
 def test_a_wide_sum_of_nothing_reads_nothing():
     """There are no descriptors of arrays without elements."""
-    for row in WIDE_WEIGHT_ONLYS:
+    for row in host.WIDE_WEIGHT_ONLYS:
         config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"])
         problem = simt_weight_only.a_problem(70, 64, 0, 1, row["bits"], DTYPES[row["operands"]])
-        status, (*descriptors, _) = ask(weight_only(problem, config))
+        status, (*descriptors, _) = ask(cuda_cases.weight_only(problem, config))
         assert status == OK and not descriptors
 
 
-@pytest.mark.parametrize(
-    "row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n", "fused"))
-)
+@pytest.mark.parametrize("row", host.MATMULS, ids=id_of)
 def test_no_block_is_launched_in_vain(row):
     """8 x 8 tiles became 16 x 8: CUTLASS fills bands of tiles up, which were as wide as can be."""
     m, n = 8 * row["tile_m"], 8 * row["tile_n"]
     sizes: dict[str, Any] = dict(zip({"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]], (m, n, 64), strict=True))
-    status, (*_, launch) = ask(matmul(row, 1, **sizes))
+    status, (*_, launch) = ask(cuda_cases.matmul(row, 1, **sizes))
     assert status == OK and math.prod(launch["grid"]) == 64
 
 
@@ -442,23 +306,16 @@ def test_bands_cost_few_rounds():
 # Where CUDA fails.
 
 
-def one_of_each():
-    several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
-    several = *several, (some_scaleds, SCALEDS), (some_weight_onlys, WEIGHT_ONLYS), (some_wide_weight_onlys, WIDE_WEIGHT_ONLYS)
-    several = *several, (some_grams, GRAMS), (some_pieces, PIECES)
-    return [next(some(rows[0], 1)) for some, rows in several]
+OF_FAMILIES = {name: OTHERS if name in PORTABLE else TMA if name == "conv" else TMA[:-1] for name in SOME}
+CALLED = [(name, function) for name, functions in OF_FAMILIES.items() for function in functions]
 
 
-OF_FAMILIES = {name: OTHERS if name in PORTABLE else TMA if name == "conv" else TMA[:-1] for name in NAMES}
-CALLED = [(NAMES.index(name), function) for name, functions in OF_FAMILIES.items() for function in functions]
-
-
-@pytest.mark.parametrize("family, function", CALLED)
-def test_errors_say_what_failed(capfd, family, function):
+@pytest.mark.parametrize("name, function", CALLED)
+def test_errors_say_what_failed(capfd, name, function):
     """In whichever stage, and the next call, of whichever kernel, is not blamed for it."""
-    device, name = next(FRESH), NAMES[family]
+    device = next(FRESH)
     for call in (load, ask) if function in LOADING else (ask,):
-        status, message = call(one_of_each()[family], device, function)
+        status, message = call(one_of_each()[name], device, function)
         assert status == INTERNAL
         if "TensorMap" in function:
             assert message.startswith(f"{name}: the driver refuses a TMA descriptor, CUDA error ")
@@ -466,12 +323,12 @@ def test_errors_say_what_failed(capfd, family, function):
             said = "the launch failed" if name in PORTABLE else "the kernel does not load" if "Func" in function else function
             assert message == f"{name}: {said}: not permitted, says the test"
         assert not runtime().Remembers() and not runtime().CapturesRelaxed()
-    assert [ask(case, device)[0] for case in one_of_each()] == [OK] * len(NAMES)
+    assert [ask(case, device)[0] for case in one_of_each().values()] == [OK] * len(SOME)
 
 
 def test_kernels_of_hopper_want_hopper():
     """The device's own word counts, not that for which the program was compiled."""
-    for case, name in zip(one_of_each(), NAMES, strict=True):
+    for name, case in one_of_each().items():
         if name in PORTABLE:
             continue
         for call in (load, ask):
@@ -480,7 +337,7 @@ def test_kernels_of_hopper_want_hopper():
 
 def test_threads_do_not_hear_of_one_anothers_failures(capfd):
     """As XLA calls, with a thread for each device."""
-    case = one_of_each()[0]
+    case = one_of_each()["matmul"]
     answers = lambda device, failing: [ask(case, device, failing)[0] for _ in range(20)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         right, wrong = pool.submit(answers, 0, ""), pool.submit(answers, 1, "cuTensorMapEncodeTiled")

@@ -4,7 +4,7 @@ launch, never in both.  On the runtime of cuda_launches.py."""
 import cuda_launches
 import pytest
 from cuda_launches import INTERNAL, OK, WEIGHT_ONLYS, ask, load, prepared, runtime
-from test_cuda_launches import FRESH, NAMES, PORTABLE, one_of_each, some_weight_onlys
+from test_cuda_launches import FRESH, PORTABLE, SOME, one_of_each, some_weight_onlys
 
 
 def loading(case, call, device):
@@ -17,11 +17,11 @@ def loading(case, call, device):
     return kinds, asked
 
 
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", SOME)
 @pytest.mark.parametrize("first", [load, ask])
 def test_a_kernel_is_loaded_once_on_each_device(family, first):
     """By the first stage that is called.  Initialize makes no descriptor and launches nothing."""
-    case = one_of_each()[NAMES.index(family)]
+    case = one_of_each()[family]
     for device in (next(FRESH), next(FRESH)):
         loaded, asked = loading(case, first, device)
         assert bool(asked) == (first is ask)
@@ -52,14 +52,14 @@ def test_the_drivers_functions_are_found_once(monkeypatch):
     """A function that was not found is looked for again, and its lack is an error of the call alone."""
     library = runtime(copy=1)  # in which no other test has found them
     monkeypatch.setattr(cuda_launches, "runtime", lambda: library)
-    for case, name in zip(one_of_each(), NAMES, strict=True):
+    for name, case in one_of_each().items():
         if name in PORTABLE:
             continue
         status, message = ask(case, 0, "cudaGetDriverEntryPointByVersion")
         assert status == INTERNAL and message.startswith(f"{name}: the driver refuses a TMA descriptor, CUDA error "), message
         assert not library.Remembers()
     found = []
-    for case in one_of_each() * 2:
+    for case in [*one_of_each().values()] * 2:
         assert ask(case)[0] == OK
         found += [entry["finds"] for entry in prepared() if "finds" in entry]
     assert sorted(found) == ["cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled"]

@@ -12,12 +12,26 @@ from typing import Any
 
 import host_code
 import pytest
+import test_cuda_gram
+import test_cuda_ragged
+import test_cuda_scaled
 from cuda_convs import ROLES, TABLE, problem
 from simt_weight_only import a_problem as a_weight_only_problem
 from test_causal_kernel import a_problem
 from test_cuda_matmul import product
 
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_weight_only
+from jaxext.backends.cuda import (
+    cuda_binding,
+    cuda_causal,
+    cuda_conv,
+    cuda_depthwise,
+    cuda_gram,
+    cuda_matmul,
+    cuda_pieces,
+    cuda_ragged,
+    cuda_scaled,
+    cuda_weight_only,
+)
 from jaxext.benchmarks import compiled_cuda, cuda_names
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.launch import SHARED_MEMORY
@@ -110,71 +124,79 @@ def test_facts_of_the_build():
     assert _cuda_module.ffi_version() <= cuda_binding._ffi_version()
 
 
-@pytest.mark.parametrize("family", [cuda_conv, cuda_depthwise], ids=lambda family: family.__name__.rpartition("_")[2])
-def test_refusals_of_convolutions_are_those_of_the_sources(family):
-    """Every number arrives where it belongs: each is changed in turn, and most are named in a reason."""
-    case = problem("fprop", (9, 8), (3, 2), G=64, C=8 if family is cuda_conv else 1, K=8 if family is cuda_conv else 1)
-    cases = [dataclasses.replace(case, **{name: value}) for name in ("B", "N", "G", "C", "K") for value in (0, -7, 40, 3 << 30)]
-    cases += [
-        dataclasses.replace(case, **{name: (*now[:axis], value, *now[axis + 1 :])})
-        for name, now in cuda_conv.fields(case).items()
-        if isinstance(now, tuple)
-        for axis in range(3)
-        for value in (0, -7, 33, 3 << 30)
-    ]
-    cases += [dataclasses.replace(case, name=f"conv{rank}d_{role}", role=role) for rank in range(5) for role in ROLES]
-    cases += [dataclasses.replace(case, arch=arch) for arch in (75, 80, 100)]
-    cases += [dataclasses.replace(case, dtypes=("bf16", *others)) for others in (("bf16", "fp32"), ("fp16", "bf16"), ("bf16", "i8"))]
-    answers = [(family.refused(case), host_code.refuses(case, family)) for case in cases]
-    assert [answer for answer, _ in answers] == [answer for _, answer in answers]
-    assert len({answer for answer, _ in answers}) > 20
+def changed(problem, **values):
+    """Problems in each of which a field has another value."""
+    return [dataclasses.replace(problem, **{name: value}) for name, several in values.items() for value in several]
 
 
-def test_refusals_of_causal_convolutions_are_those_of_the_sources():
-    """Every number arrives where it belongs."""
+def conv_problems(channels):
+    one = problem("fprop", (9, 8), (3, 2), G=64, C=channels, K=channels)
+    problems = changed(one, **dict.fromkeys("BNGCK", (0, -7, 40, 3 << 30)), arch=(75, 80, 100))
+    for name, now in cuda_conv.fields(one).items():
+        if isinstance(now, tuple):
+            problems += changed(one, **{name: [(*now[:i], value, *now[i + 1 :]) for i in range(3) for value in (0, -7, 33, 3 << 30)]})
+    problems += [dataclasses.replace(one, name=f"conv{rank}d_{role}", role=role) for rank in range(5) for role in ROLES]
+    return problems + changed(one, dtypes=[("bf16", *others) for others in (("bf16", "fp32"), ("fp16", "bf16"), ("bf16", "i8"))])
+
+
+def causal_problems():
     for role in ("forward", "backward"):
-        case = a_problem(role, state=True, idx=True)
-        cases = [dataclasses.replace(case, **{name: value}) for name in "BTCJ" for value in (0, -7, 9, 40, 3 << 30)]
-        cases += [dataclasses.replace(case, arch=75), dataclasses.replace(case, dtypes=("fp16", "i8", "fp16"))]
-        cases += [dataclasses.replace(case, epilogue=Epilogue(bias=bias)) for bias in (None, "bf16", "i8")]
-        answers = [(cuda_causal.refused(case), host_code.refuses(case, cuda_causal)) for case in cases]
-        assert [answer for answer, _ in answers] == [answer for _, answer in answers]
-        assert len({answer for answer, _ in answers}) >= 9
-    assert cuda_causal.refused(dataclasses.replace(case, T=10**30))
+        one = a_problem(role, state=True, idx=True)
+        yield from changed(one, **dict.fromkeys("BTCJ", (0, -7, 9, 40, 3 << 30)), arch=[75], dtypes=[("fp16", "i8", "fp16")])
+        yield from changed(one, epilogue=[Epilogue(bias=bias) for bias in (None, "bf16", "i8")])
 
 
-def test_refusals_of_weight_only_products_are_those_of_the_sources():
-    """Every number arrives where it belongs."""
-    case = a_weight_only_problem(N=160)
-    cases = [dataclasses.replace(case, **{name: value}) for name in "BMKS" for value in (0, -7, 3, 96, 3 << 30)]
-    cases += [dataclasses.replace(case, N=value, J=value) for value in (0, -7, 3, 96, 3 << 30)]
-    cases += [
-        dataclasses.replace(case, arch=75),
-        dataclasses.replace(case, packed=True),
-        dataclasses.replace(case, dtypes=("fp16", "i8", "bf16")),
-    ]
-    answers = [(cuda_weight_only.refused(case), host_code.refuses(case, cuda_weight_only)) for case in cases]
-    assert [answer for answer, _ in answers] == [answer for _, answer in answers]
-    assert len({answer for answer, _ in answers}) >= 10
-    assert cuda_weight_only.refused(dataclasses.replace(case, N=10**30, J=10**30))
+def weight_only_problems():
+    one = a_weight_only_problem(N=160)
+    yield from changed(one, **dict.fromkeys("BMKS", (0, -7, 3, 96, 3 << 30)), arch=[75], packed=[True], dtypes=[("fp16", "i8", "bf16")])
+    yield from (dataclasses.replace(one, N=value, J=value) for value in (0, -7, 3, 96, 3 << 30))
 
 
-def test_refusals_of_products_are_those_of_the_sources():
-    """With a table of fewer kernels: of operands that it has too."""
-    for role in ("nn", "nt", "tn"):
-        for sizes in itertools.product((0, 8, 60, 2**29, 2**31), repeat=4):
-            case = dataclasses.replace(product(8, 8, 8, role=role), **dict(zip("BMNK", sizes, strict=True)))
-            assert cuda_matmul.refused(case) == host_code.refuses(case)
-            case = dataclasses.replace(case, dtypes=("fp32",) * 3, precision="bf16x6")
-            assert cuda_pieces.refused(case) == host_code.refuses(case, cuda_pieces)
+def matmul_problems(**changes):
+    """Of operands that the table of fewer kernels has too."""
+    yield dataclasses.replace(product(8, 8, 8), **changes)
+    for role, sizes in itertools.product(("nn", "nt", "tn"), itertools.product((0, 8, 60, 2**29, 2**31), repeat=4)):
+        yield dataclasses.replace(product(8, 8, 8, role=role), **dict(zip("BMNK", sizes, strict=True)), **changes)
+
+
+GRAM = [test_cuda_gram.a_problem(**changes) for changes, _ in test_cuda_gram.REASONS.values()]
+RAGGED = [dataclasses.replace(test_cuda_ragged.SMALL, **changes) for changes, _ in test_cuda_ragged.REASONS.values()]
+SCALED = [test_cuda_scaled.product(**changes) for name, (changes, _) in test_cuda_scaled.REASONS.items() if name != "many tiles"]
+# Problems of a family, and at least how many answers there are.  "many tiles" depends on the table, which is smaller in the sources.
+REFUSED = {
+    cuda_conv: ([*conv_problems(8)], 21),
+    cuda_depthwise: ([*conv_problems(1)], 21),
+    cuda_causal: ([*causal_problems()], 10),
+    cuda_weight_only: ([*weight_only_problems()], 10),
+    cuda_matmul: ([*matmul_problems()], 10),
+    cuda_pieces: ([*matmul_problems(dtypes=("fp32",) * 3, precision="bf16x6")], 10),
+    cuda_gram: (GRAM, len(GRAM)),
+    cuda_ragged: (RAGGED, len(RAGGED)),
+    cuda_scaled: (SCALED, len(SCALED)),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.__name__.rpartition("cuda_")[2])
+def test_refusals_are_those_of_the_sources(family):
+    """Every number arrives where it belongs: each is changed in turn, and most are named in a reason."""
+    problems, least = REFUSED[family]
+    answers = [family.refused(problem) for problem in problems]
+    assert answers == [host_code.refuses(problem, family) for problem in problems]
+    assert len({*answers}) >= least
+
+
+def test_scales_both_ways_are_refused():
+    both = test_cuda_scaled.product("nt", cuts=(16, 1, 3), slots="xy")
+    assert cuda_scaled.refused(both) == "the result has scales of rows and columns at once"
 
 
 @pytest.mark.parametrize("beyond", [2**63, -(2**63) - 1, 10**30])
 def test_numbers_beyond_64_bits_are_refused(beyond):
-    case = problem("fprop", (9, 8), (3, 2))
-    assert cuda_conv.refused(dataclasses.replace(case, N=beyond))
-    assert cuda_conv.refused(dataclasses.replace(case, low=(0, beyond, 0)))
-    assert cuda_depthwise.refused(dataclasses.replace(case, C=1, K=1, low=(0, beyond, 0)))
+    for family, (problems, _) in REFUSED.items():
+        assert family.refused(dataclasses.replace(problems[0], arch=90, B=beyond))
+    for family, channels in ((cuda_conv, 8), (cuda_depthwise, 1)):
+        one = problem("fprop", (9, 8), (3, 2), G=64, C=channels, K=channels)
+        assert all(family.refused(wrong) for wrong in changed(one, N=[beyond], low=[(0, beyond, 0)]))
 
 
 def test_what_is_asked_in_vain():
