@@ -20,9 +20,7 @@ from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
 
 # Operands and results by definition are those of the tests in tests/kernels.
-CALLS: dict[str, Any] = {
-    of.kernel: of for of in (MatmulCall, ConvCall, DepthwiseCall, RaggedCall, CausalCall, ScaledCall, GramCall)
-}
+CALLS: dict[str, Any] = {of.kernel: of for of in (MatmulCall, ConvCall, DepthwiseCall, RaggedCall, CausalCall, ScaledCall, GramCall)}
 # How far a product of float32 numbers may be from the exact one, in units of float32's own error: TF32 drops 13 bits of each factor,
 # and the others the products of the least parts.
 PRODUCT_ERRORS = {"tf32": 2**12, "bf16x3": 2**7, "bf16x6": 2, "tf32x3": 4, "ieee": 1}
