@@ -8,8 +8,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from calls import Call, Suite, each, factors
+from calls import Call, Suite, each
 
+from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import depthwise
 from jaxext.kernels.geometry import ConvProblem
 
@@ -111,7 +112,14 @@ def shape_of(case: ConvProblem, slot: str) -> tuple[int, ...]:
 
 
 def operands_of(case: ConvProblem, integers: bool = True) -> dict[str, np.ndarray]:
-    return factors(case, ROLES[case.role], integers)
+    rng = np.random.default_rng(sum(map(ord, case.name)))
+    slots = [slot for slot in SLOTS if slot != ROLES[case.role]]
+
+    def draw(slot, dtype):
+        shape = shape_of(case, slot)
+        return (rng.integers(-3, 4, shape) if integers else rng.normal(size=shape)).astype(DTYPES[dtype])
+
+    return {slot: draw(slot, dtype) for slot, dtype in zip(slots, case.dtypes, strict=False)}
 
 
 def truth(case: ConvProblem, operands) -> np.ndarray:
