@@ -1,5 +1,6 @@
 // The targets of causal convolutions: their arrays.
 #include "causal/causal.h"
+#include "common/refusals.h"
 
 namespace jaxext {
 namespace {
@@ -23,13 +24,13 @@ Status Launch(CausalRole role, Arrays& arrays, const CausalProblem& p, const Cau
   const auto integers = [&](const char* name, int64_t steps) {
     return static_cast<const int32_t*>(arrays.Operand(name, {p.B, steps}, Dtype::kS32).data);
   };
-  if (initial_states != 0) o.initial_states = arrays.Operand("initial_states", {B, J - 1, C}, o.dtype).data;
+  if (initial_states != 0) o.initial_states = arrays.Operand("initial_states", {B, Sum(J, -1), C}, o.dtype).data;
   if (seq_idx != 0) o.seq_idx = integers("seq_idx", T);
-  if (idx_of_states != 0) o.idx_of_states = integers("idx_of_states", J - 1);
+  if (idx_of_states != 0) o.idx_of_states = integers("idx_of_states", Sum(J, -1));
   if (backward) o.d_y = arrays.Operand("d_y", {B, T, C}, o.dtype).data;
   r.first = arrays.Result(backward ? "d_x" : "y", {B, T, C}, o.dtype).data;
-  if (backward) r.sums = static_cast<float*>(arrays.Result("sums", {config.splits, J + bias, C}, Dtype::kF32).data);
-  if (backward && initial_states != 0) r.d_initial_states = arrays.Result("d_initial_states", {B, J - 1, C}, o.dtype).data;
+  if (backward) r.sums = static_cast<float*>(arrays.Result("sums", {config.splits, Sum(J, bias), C}, Dtype::kF32).data);
+  if (backward && initial_states != 0) r.d_initial_states = arrays.Result("d_initial_states", {B, Sum(J, -1), C}, o.dtype).data;
   if (Status status = arrays.Done(); !status.ok()) return status;
   return LaunchCausal(role, p, config, o, r, stream);
 }

@@ -1,6 +1,8 @@
 // The target of scaled products: its arrays, and its table of kernels.
 #include "scaled/scaled.h"
 
+#include "common/refusals.h"
+
 namespace jaxext {
 namespace {
 
@@ -15,7 +17,7 @@ Scale TakeScale(Arrays& arrays, const char* name, int64_t batch, int64_t outer, 
   if (!arrays.ok()) return {};
   const auto stride = [&](int axis, int64_t apart) { return shape[axis] == 1 ? 0 : apart; };
   const int64_t of_second = stride(1, shape[2]), of_third = stride(2, 1);
-  return {static_cast<const float*>(scale.data), stride(0, shape[1] * shape[2]), steps_last ? of_second : of_third,
+  return {static_cast<const float*>(scale.data), stride(0, Product({shape[1], shape[2]})), steps_last ? of_second : of_third,
           steps_last ? of_third : of_second};
 }
 

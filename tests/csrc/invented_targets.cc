@@ -74,10 +74,10 @@ Status LaunchCausal(CausalRole, const CausalProblem&, const CausalConfig&, const
   return Addresses({o.x, o.weight, o.bias, o.initial_states, o.seq_idx, o.idx_of_states, o.d_y, r.first, r.sums, r.d_initial_states});
 }
 
-Status LaunchDepthwise(ConvRole, const ConvProblem&, const DepthwiseConfig&, Dtype, Dtype, const void* first, const void* second, void* out,
-                       const Epilogue* epilogue, LaunchStream) {
+Status LaunchDepthwise(ConvRole, int, const ConvProblem&, const DepthwiseConfig&, const ProductArrays& arrays, const Epilogue* epilogue,
+                       LaunchStream) {
   const Epilogue none, &added = epilogue != nullptr ? *epilogue : none;
-  return Addresses({first, second, added.bias, added.residual, out, added.saved});
+  return Addresses({arrays.first, arrays.second, added.bias, added.residual, arrays.out, added.saved});
 }
 
 Status LaunchGram(const GramProblem&, const GramConfig&, Dtype, Dtype, const GramOperands& o, void*, LaunchStream) {

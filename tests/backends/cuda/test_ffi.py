@@ -19,7 +19,7 @@ NUMBERS = f"2 3 5 7 11 -13 17 {-(2**62)} 19"
 
 @functools.cache
 def library():
-    units = [f"common/{name}" for name in ("ffi", "family", "epilogue", "conv_arrays")]
+    units = [f"common/{name}" for name in ("ffi", "family", "epilogue", "product_arrays")]
     units += [f"{family}/{family}_target" for family in ("causal", "depthwise", "gram", "scaled")]
     library = call_frame.library(ROOT / "tests/csrc/invented_targets.cc", *(ROOT / f"csrc/{unit}.cc" for unit in units))
     library.HandlerOf.restype = ctypes.c_void_p
