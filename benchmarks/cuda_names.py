@@ -161,7 +161,7 @@ def identity(row: dict) -> tuple:
     if "family" not in row:
         kernel, config = row["kernel"], row["config"]
     else:
-        family = {"conv": f"conv{row.get('rank')}d", "weight_only": "wide_weight_only"}.get(row["family"], row["family"])
+        family = {"conv": f"conv{row.get('rank')}d", "weight_only": "wide_weight_only"}.get(row["family"]) or row["family"]
         kernel = f"{family}_{row['role']}" if "role" in row else family
         config = ", ".join(str(value) for name, value in row.items() if name not in ("family", "operands", "stages", "shared"))
     names = _FIELDS.get(re.sub(r"\dd$", "", kernel.partition("_")[0]))

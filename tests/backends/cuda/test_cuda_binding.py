@@ -83,7 +83,7 @@ def programs() -> Iterator[Any]:
     yield "batched", jax.vmap(jaxext.matmul), [struct(4, 512, 256), struct(4, 256, 128)], once("matmul", "nn"), dict(texts=["B = 4 : i64"])
     yield "nothing to do", jaxext.matmul, [struct(64, 0), struct(0, 64)], {}
     for dtype in (jnp.bfloat16, jnp.float32):
-        yield f"eight bits {dtype.__name__}", eight_bits(dtype), [struct(256, 512, dtype=jnp.float8_e4m3fn)] * 2, once("matmul", "nt")
+        yield f"eight bits {jnp.dtype(dtype).name}", eight_bits(dtype), [struct(256, 512, dtype=jnp.float8_e4m3fn)] * 2, once("matmul", "nt")
     shown = ["conv2d_fprop/ffi_call"]  # what profilers show for the operation
     yield "resnet", resnet_block, [BLOCK, IMAGES], dict(conv2d_fprop=3), dict(unmoved=8 * 8 * 8 * 32, texts=shown)
     filters = [struct(3, 3, 8, 32), struct(1, 1, 16, 64), struct(2, 3, 64, 16), struct(3, 3, 16, 8)]
@@ -100,7 +100,7 @@ def programs() -> Iterator[Any]:
         yield f"depthwise {rank}-D without a name", convolution("SAME", 16), [x, w], calls, dict(implementation=None)
     for arch, dtype in itertools.product(("sm_80", "sm_90a", "sm_100a"), (jnp.float32, jnp.bfloat16, jnp.float16)):
         operands, how = [struct(*each.shape, dtype=dtype) for each in SHORT], dict(unmoved=2 * 256 * 64, arch=arch)
-        yield f"causal {arch} {dtype.__name__}", gradients(causal), operands, once("depthwise1d", *every), how
+        yield f"causal {arch} {jnp.dtype(dtype).name}", gradients(causal), operands, once("depthwise1d", *every), how
     each_example = jax.vmap(gradients(lambda w, x: conv(x, w, (2, 2), feature_group_count=16), 0), (None, 0))
     yield "depthwise for each example", each_example, [struct(3, 3, 1, 16), struct(8, 1, 16, 16, 16)], once("depthwise2d", "fprop", "wgrad")
     sharded = split(gradients(causal, 1), in_specs=(P("data"), P()), out_specs=P())  # the filter's gradient is added up

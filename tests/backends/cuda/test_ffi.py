@@ -78,8 +78,8 @@ def test_strides_of_scales(columns, left, right, strides):
 def addresses(target, operands, results, attributes):
     """The answer, where the address of the i-th array is 2^20 i, and the addresses by name."""
     where = {name: i << 20 for i, name in enumerate([*operands, *results], 1)}
-    groups = ([(*array, where[name]) for name, array in group.items()] for group in (operands, results))
-    return staged("execute", STAGES["execute"], *groups, attributes, target), where
+    given, written = ([(*array, where[name]) for name, array in group.items()] for group in (operands, results))
+    return staged("execute", STAGES["execute"], given, written, attributes, target), where
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -83,7 +83,7 @@ def costs(open, sizes, window, dtype="float32", splitter=Splitter.NOBODY) -> dic
     return {plan.algorithm: plan.cost for plan in found}
 
 
-def rewrite(open, sizes, window, dtype="float32"):
+def rewrite(open, sizes, window, dtype: Any = "float32"):
     """An algorithm that is not lax's own, if there is one: small convolutions alone would be planned as lax's."""
     names = plans(open, sizes, window, dtype)
     return next((name for name in ("folded", "phases", "shifts", "rows", "loop", "dots", "padded") if name in names), names[0])
