@@ -54,7 +54,9 @@ def _asked_for(options) -> list[str]:
     asked |= {"triton"} if options.problem is not None or options.others is not None else set()
     asked |= {"cuda"} if options.module is not None or options.kernel not in (None, *KERNELS, *families) else set()
     if len(asked) > 1:
-        raise UsageError("--problem and --others are of Triton kernels, --module of CUDA kernels: ask for one of them")
+        raise UsageError(
+            "--problem, --others and names of --kernel are of Triton or CUDA kernels, --module of CUDA kernels: ask for one kind"
+        )
     return [*asked] or [*TABLES]
 
 
@@ -72,7 +74,7 @@ def _of_cuda(options) -> tuple[dict, Iterable[dict]]:
     module = compiled_cuda.load(path)
     rows = [row for row in compiled_cuda.collect(path, module, options.arch) if row["kernel"].startswith(options.kernel or "")]
     if not rows and options.kernel not in (None, *KERNELS):
-        raise UsageError(f"no kernel of {options.kernel} is for such a GPU")
+        raise UsageError(f"no kernel's name begins with {options.kernel!r}, or none is for such a GPU")
     return {"nvcc": module.cuda_version, "archs": module.archs}, rows
 
 

@@ -210,9 +210,9 @@ def asked(names=("triton", "cuda")):
     all_verified = mock.patch.object(record, "unverified", lambda *_: None)
     samples = {family.name: {title: call for title, *call in family.samples()} for family in families.values()}
     pages = {}
-    for page, calls in (CALLS | {page: calls for page, calls in samples.items() if calls}).items():
+    for page in dict.fromkeys([*CALLS, *(name for name, calls in samples.items() if calls)]):
         pages[page] = []
-        for title, (function, operands) in calls.items():
+        for title, (function, operands) in {**CALLS.get(page, {}), **samples.get(page, {})}.items():
             said = {name: words(function, operands, name) for name in names}
             with all_verified:
                 unnamed = words(function, operands, None)

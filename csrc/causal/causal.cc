@@ -31,6 +31,7 @@ Status LaunchCausal(CausalRole role, const CausalProblem& problem, const CausalC
   if (Status status = causal::Make(problem, role, config, operands, vectors, &plan); !status.ok()) return status;
   if (causal::IsEmpty(problem, role)) return {};
   if (!elements) return Invalid("causal: an array does not start at a multiple of its elements' size");
+  // Make has refused all other dtypes.
   const auto launch = operands.dtype == Dtype::kF32   ? Launch<float>
                       : operands.dtype == Dtype::kF16 ? Launch<__half>
                                                       : Launch<__nv_bfloat16>;

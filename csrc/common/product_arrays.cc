@@ -10,6 +10,11 @@ Slots SlotsOf(const ConvProblem& p) {
            {"y", {p.B, p.N, p.output[0], p.output[1], p.output[2], p.G, p.K}}}};
 }
 
+// A role is the number of its open slot, plus one: the third slot of 0.
+static_assert(static_cast<int>(MatmulRole::kNN) == 0 && static_cast<int>(MatmulRole::kNT) == 1 && static_cast<int>(MatmulRole::kTN) == 2);
+static_assert(static_cast<int>(ConvRole::kFprop) == 0 && static_cast<int>(ConvRole::kDgrad) == 1);
+static_assert(static_cast<int>(ConvRole::kWgrad) == 2);
+
 ProductArrays TakeProduct(Arrays& arrays, int role, const Slots& slots, int64_t splits) {
   const Slot& open = slots[role == 0 ? 2 : role - 1];
   const Slot& one = slots[role == 1 ? 1 : 0];

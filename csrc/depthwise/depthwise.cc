@@ -43,6 +43,7 @@ Status LaunchDepthwise(ConvRole role, int, const ConvProblem& problem, const Dep
       !Aligned(added.bias, sizeof(float)) || !Aligned(added.residual, Bytes(result)) || !Aligned(added.saved, Bytes(result))) {
     return Invalid("depthwise: an array does not start at a multiple of its elements' size");
   }
+  // Make has refused all other dtypes.
   const auto launch = dtype == Dtype::kF32 ? LaunchOf<float> : dtype == Dtype::kF16 ? LaunchOf<__half> : LaunchOf<__nv_bfloat16>;
   const cudaError_t error = launch(plan, wgrad, first, second, third, epilogue, stream);
   if (error != cudaSuccess) return Internal(std::string("depthwise: the launch failed: ") + cudaGetErrorString(error));

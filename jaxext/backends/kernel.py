@@ -163,8 +163,9 @@ class KernelPlan(Plan):
     def describe(self, config: Any) -> str:
         if config == ZEROS:
             return config.algorithm
-        parts = getattr(config, "splits", 1)
-        return self._launch(config).describe + (f" in {parts} parts" if parts > 1 else "")
+        launch = self._launch(config)
+        parts = max(launch.splits, getattr(config, "splits", 1))  # a kernel that adds its parts up itself is called for one
+        return launch.describe + (f" in {parts} parts" if parts > 1 else "")
 
     def fails(self, config: Any) -> str | None:
         key = (self.implementation, self.call.problem, self.call.arch, config)
@@ -233,8 +234,8 @@ def least_seconds(call: Call, problem: Any, multiplied: str) -> float:
     return gpu.seconds(max(gpu.moving(moved), products / rate))
 
 
-def at_least_16_bits(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Return the result that a kernel gives in the place of this one: of 8 bits none does, but float32."""
+def kernel_result(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Return what a kernel writes for a result: float32 in place of 8 bits, which no kernel writes."""
     return result if result.dtype.itemsize > 1 else jax.ShapeDtypeStruct(result.shape, jnp.float32)
 
 

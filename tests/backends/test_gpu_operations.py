@@ -18,7 +18,7 @@ NAMES = {"xla": pytest.param("xla")} | {name: pytest.param(name, marks=pytest.ma
 BY_XLA_AND_TRITON = pytest.mark.parametrize("implementation", [NAMES["xla"], NAMES["triton"]])
 BY_EACH = pytest.mark.parametrize("implementation", NAMES.values())
 UNIT = 2.0**-9  # of bfloat16, to which factors that are scaled before the product may be rounded
-ANY = ""  # reason of a refusal
+UNAVAILABLE = "compute capability|no CUDA kernels|built without|compiled for"  # reasons of a refusal for which a test is skipped
 ARCH = "8-bit floats need compute capability"
 
 
@@ -129,7 +129,7 @@ def test_scaled_dot_by_cuda(blocks, turned, dtypes, result):
         static: dict[str, Any] = dict(dimension_numbers=(((1,), (1 if turned else 0,)), ((), ())), preferred_element_type=result)
         return jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, **static, implementation="cuda")
 
-    got = computed(jax.vmap(product), operands, "compute capability|no CUDA kernels|built without")
+    got = computed(jax.vmap(product), operands, UNAVAILABLE)
     for n, want in enumerate(np.asarray(true(*map(exactly, operands[2:])))):
         within((2 if result == jnp.bfloat16 else 1) * UNIT)(got[n], want)
 
@@ -248,7 +248,7 @@ def test_causal_conv1d(implementation, dtype, kind, taps):
         return jax.nn.silu(sum(terms, jnp.broadcast_to(bias, x.shape)))
 
     eps = 16 * float(jnp.finfo(dtype).eps)
-    got = check_gradients(convolve, true, (*operands, state, ct), within(eps, eps), refusals=ANY, repeated=True)
+    got = check_gradients(convolve, true, (*operands, state, ct), within(eps, eps), refusals=UNAVAILABLE, repeated=True)
     assert {one.dtype for one in got} == {np.dtype(dtype)}
 
 
@@ -257,7 +257,7 @@ def test_parts_of_a_sequence(implementation):
     """Bit for bit: a step is computed in the same way wherever it stands."""
     x, weight, bias = draw((BATCH, STEPS, CHANNELS), (4, CHANNELS), (CHANNELS,))
     convolve = functools.partial(jaxext.causal_conv1d, activation="silu", return_final_states=True, implementation=implementation)
-    computed(convolve, (x, weight, bias), ANY)
+    computed(convolve, (x, weight, bias), UNAVAILABLE)
     want, _ = convolve(x, weight, bias)
     first, state = convolve(x[:, :133], weight, bias)
     second, _ = convolve(x[:, 133:], weight, bias, initial_states=state)
@@ -299,7 +299,7 @@ def ragged_dot(implementation):
 def test_ragged_dot(implementation, dtype, sizes):
     operands, true, near = ragged_operands(sizes, dtype), functools.partial(true_ragged, sizes), functools.partial(exact, dtype=dtype)
     given = (np.array(sizes, np.int32),)
-    check_gradients(ragged_dot(implementation), true, operands, near, given=given, refusals=ANY, repeated=True)
+    check_gradients(ragged_dot(implementation), true, operands, near, given=given, refusals=UNAVAILABLE, repeated=True)
 
 
 @BY_XLA_AND_TRITON
@@ -325,7 +325,7 @@ def test_ragged_sizes_that_change(implementation):
     """One program for all sizes, also as a step of a scan."""
     operands = [jnp.nan_to_num(of) for of in ragged_operands(SIZES["none"])]
     program, sizes = with_gradients(ragged_dot(implementation)), np.array([*SIZES.values()], np.int32)
-    got = computed(lambda *operands: jax.lax.map(lambda each: program((each,), *operands), sizes), operands, ANY)
+    got = computed(lambda *operands: jax.lax.map(lambda each: program((each,), *operands), sizes), operands, UNAVAILABLE)
     for i, each in enumerate(sizes):
         for one, want in zip(got, computed(with_gradients(ragged_dot("xla")), ((each,), *operands)), strict=True):
             exact(one[i], exactly(want))
@@ -336,7 +336,7 @@ def test_ragged_dot_mapped_over_everything(implementation):
     """In one launch for each role: rows of other groups, and matrices of others."""
     sizes = SIZES["edges beside tiles"], SIZES["nobody's rows"]
     operands = [jnp.stack(each) for each in zip(*map(ragged_operands, sizes), strict=True)]
-    got = computed(jax.vmap(with_gradients(ragged_dot(implementation))), ((np.array(sizes, np.int32),), *operands), ANY)
+    got = computed(jax.vmap(with_gradients(ragged_dot(implementation))), ((np.array(sizes, np.int32),), *operands), UNAVAILABLE)
     for i, each in enumerate(sizes):
         want = with_gradients(functools.partial(true_ragged, each))((), *(exactly(of[i]) for of in operands))
         for one, other in zip(got, want, strict=True):

@@ -35,14 +35,14 @@ from jaxext.kernels.matmul.problem import MatmulProblem
 class Cuda(KernelImplementation):
     name = "cuda"
     epilogues = True
-    kernels = ""  # the family of all its kernels, if there is one
+    kernel_family: str  # of all its kernels; a class that has several overrides `family`
     shared = (*KernelImplementation.shared, *PROBLEMS)
 
     def lacks(self, call):
         return no_kernel(call, "cuda") or missing() or _older_driver()
 
     def family(self, problem, config):
-        return self.kernels
+        return self.kernel_family
 
     def multiplied(self, problem):
         return "ieee"  # unless a family says otherwise, no kernel takes float32 numbers to the tensor cores
@@ -233,7 +233,7 @@ def splits(row: Mapping[str, Any]) -> list[int]:
     return [1 << i for i in range(row["most_splits"].bit_length())]
 
 
-def in_parts(kind: Any, rows: Iterable[Mapping[str, Any]], divides: Callable[[Mapping[str, Any], int], bool]) -> list[Any]:
+def split_configs(kind: Any, rows: Iterable[Mapping[str, Any]], divides: Callable[[Mapping[str, Any], int], bool]) -> list[Any]:
     """The configs of compiled kernels, in one part, and in as many more as `divides(row, parts)` accepts."""
     return [config_of(kind, row, splits=parts) for row in rows for parts in splits(row) if parts == 1 or divides(row, parts)]
 

@@ -138,7 +138,8 @@ _CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside
 class CudaCausal(Cuda):
     """`causal_conv1d`, and its backward as one kernel, which computes all cotangents."""
 
-    custom_calls, kernels = ("jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"), "causal"
+    custom_calls = ("jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1")
+    kernel_family = "causal"
 
     def problem(self, call):
         return causal_problem(call, call.arch or 0)

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, in_parts, refusal
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, split_configs, refusal
 from jaxext.backends.kernel import KernelCall
 from jaxext.backends.problems import gram_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
@@ -56,9 +56,10 @@ def refused(problem: GramProblem) -> str | None:
 def candidates(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> list[GramConfig]:
     """Every tile of the operands' dtype, in one part or, without an addend, in more.  The one that is expected to take the fewest clocks
     is first."""
-    whole = problem.B != 1 or problem.addend is not None
+    splittable = problem.B == 1 and problem.addend is None
     rows = [row for row in table if row["operands"] == problem.dtypes[0]]
-    configs = in_parts(GramConfig, rows, lambda row, parts: not whole and cdiv(problem.depth, row["tile_k"]) // parts >= _FEWEST_STEPS)
+    divides = lambda row, parts: splittable and cdiv(problem.depth, row["tile_k"]) // parts >= _FEWEST_STEPS
+    configs = split_configs(GramConfig, rows, divides)
     fit = [config for config in configs if tiles(problem, config) // config.cluster_m <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))
 
@@ -97,7 +98,8 @@ def share(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> float:
 class CudaGram(Cuda):
     """Half of a product with its own transpose."""
 
-    custom_calls, kernels = ("jaxext_gram_v1",), "gram"
+    custom_calls = ("jaxext_gram_v1",)
+    kernel_family = "gram"
 
     def problem(self, call):
         return gram_problem(call, GramProblem, call.arch or 0)

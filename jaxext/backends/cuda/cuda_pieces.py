@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import fields_named, in_parts, refusal
+from jaxext.backends.cuda.cuda_binding import fields_named, split_configs, refusal
 from jaxext.kernels.launch import PRODUCTS_OF_PARTS, cdiv
 from jaxext.kernels.machine import ISSUED, REACHED, START, STORED, machine
 from jaxext.kernels.matmul.problem import MatmulProblem
@@ -42,7 +42,9 @@ def refused(problem: MatmulProblem) -> str | None:
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[PiecesConfig]:
     """The tiles of the precision, in one part and in those that TMA can find.  The one with the fewest expected clocks is first."""
     rows = [row for row in table if row["pieces"] == PIECES[problem.precision]]
-    return sorted(in_parts(PiecesConfig, rows, lambda row, parts: _divides(problem, parts)), key=lambda config: clocks(problem, config))
+    return sorted(
+        split_configs(PiecesConfig, rows, lambda row, parts: _divides(problem, parts)), key=lambda config: clocks(problem, config)
+    )
 
 
 def pick(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> PiecesConfig:

@@ -76,7 +76,8 @@ def _tiles(problem: RaggedProblem, config: RaggedConfig, down: int) -> int:
 
 class CudaRagged(Cuda):
     custom_calls = tuple(f"jaxext_ragged_{role}_v1" for role in ("nn", "nt", "tn"))
-    epilogues, kernels = False, "ragged"
+    epilogues = False
+    kernel_family = "ragged"
 
     def problem(self, call):
         return matmul_problem(call, RaggedProblem, call.arch or 0)
@@ -95,11 +96,11 @@ class CudaRagged(Cuda):
 
     def launch(self, call, problem, config):
         plain = kernel_call(call, problem, fields(problem), call.op, config, "places")
-        call_with_places = functools.partial(_with_places, plain, problem, config.tile_m)
+        call_with_places = functools.partial(_call_with_places, plain, problem, config.tile_m)
         return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=call_with_places)
 
 
-def _with_places(plain: KernelCall, problem: RaggedProblem, tile_m: int, result, first, second, begin, end) -> jax.Array:
+def _call_with_places(plain: KernelCall, problem: RaggedProblem, tile_m: int, result, first, second, begin, end) -> jax.Array:
     """Call the kernel with the visits of tiles of rows, or in tn with the ranges of groups in one array."""
     places = jnp.stack([begin, end], -1) if problem.role == "tn" else visits(jnp, begin, end, problem.M, tile_m)
     return plain.call(result, first, second, places)

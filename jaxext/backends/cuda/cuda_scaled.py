@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, in_parts, refusal
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, split_configs, refusal
 from jaxext.backends.cuda.cuda_weight_only import CudaWeightOnly
-from jaxext.backends.kernel import KernelCall, at_least_16_bits
+from jaxext.backends.kernel import KernelCall, kernel_result
 from jaxext.backends.problems import scaled_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
@@ -132,9 +132,9 @@ class ScaledConfig:
 
 def candidates(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> list[ScaledConfig]:
     """Every tile of the operands' dtypes, in one part or more.  The one that is expected to take the fewest clocks is first."""
-    steps = cdiv(problem.depth, STEP) if problem.B == 1 else 0
+    steps = cdiv(problem.depth, STEP)
     rows = [row for row in table if (row["operands"], row["second"]) == problem.operand_dtypes]
-    configs = in_parts(ScaledConfig, rows, lambda row, parts: steps // parts >= _FEWEST_STEPS)
+    configs = split_configs(ScaledConfig, rows, lambda row, parts: problem.B == 1 and steps // parts >= _FEWEST_STEPS)
     fit = [config for config in configs if _tiles(problem, config) <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))
 
@@ -174,7 +174,8 @@ class CudaScaled(Cuda):
     """Products of 8-bit floats, and those with integers by `CudaWeightOnly`."""
 
     custom_calls = ("jaxext_scaled_v1", *CudaWeightOnly.custom_calls)
-    epilogues, kernels = False, "scaled"
+    epilogues = False
+    kernel_family = "scaled"
 
     def plan(self, call):
         integers = any(jnp.issubdtype(call.dtypes[slot], jnp.integer) for slot in call.factors)
@@ -204,7 +205,7 @@ class CudaScaled(Cuda):
 
 def _scaled(problem: ScaledProblem, attributes: Mapping[str, Any], result: jax.ShapeDtypeStruct, *operands: jax.Array) -> jax.Array:
     given, shapes = arrays(problem, dict(zip(slots(problem), operands, strict=True))), {"result": (problem.B, problem.rows, problem.cols)}
-    return called("jaxext_scaled_v1", attributes, [*given], shapes, at_least_16_bits(result), *given.values()).astype(result.dtype)
+    return called("jaxext_scaled_v1", attributes, [*given], shapes, kernel_result(result), *given.values()).astype(result.dtype)
 
 
 _WEIGHT_ONLY = CudaWeightOnly()

@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxext.backends.cuda import cuda_matmul
 from jaxext.backends.cuda.cuda_binding import Cuda, called, fields_named, not_compiled_for, refusal
-from jaxext.backends.kernel import KernelCall, at_least_16_bits
+from jaxext.backends.kernel import KernelCall, kernel_result
 from jaxext.backends.problems import scaled_problem
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
@@ -203,4 +203,4 @@ def _weight_only(problem: WeightOnlyProblem, attributes: Mapping[str, Any], resu
     B, M, N, K, S = (getattr(problem, label) for label in "BMNKS")
     w = lax.bitcast_convert_type(w.reshape(-1, 2), jnp.int8) if problem.packed else w
     given, shapes = (x, w.reshape(B, K, -1), scale.astype(jnp.float32)), {"x": (B, M, K), "scale": (B, S, N), "result": (B, M, N)}
-    return called("jaxext_weight_only_v1", attributes, ("x", "w", "scale"), shapes, at_least_16_bits(result), *given).astype(result.dtype)
+    return called("jaxext_weight_only_v1", attributes, ("x", "w", "scale"), shapes, kernel_result(result), *given).astype(result.dtype)

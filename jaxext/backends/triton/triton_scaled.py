@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.kernel import KernelCall, at_least_16_bits
+from jaxext.backends.kernel import KernelCall, kernel_result
 from jaxext.backends.problems import scaled_problem
 from jaxext.backends.triton.triton_binding import INTERPRETED_CAPABILITY, TritonKernels
 from jaxext.kernels import scaled
@@ -57,4 +57,4 @@ def _converted(plain: KernelCall, result: Any, *operands: jax.Array) -> jax.Arra
         else x
         for name, x in zip(plain.slots, operands, strict=True)
     ]
-    return plain.call(at_least_16_bits(result), *given).astype(result.dtype)
+    return plain.call(kernel_result(result), *given).astype(result.dtype)

@@ -25,7 +25,8 @@ class RowscaleConfig:
 
 
 class CudaRowscale(Cuda):
-    name, kernels = "cuda_rowscale", "rowscale"
+    name = "cuda_rowscale"
+    kernel_family = "rowscale"
     custom_calls = ("jaxext_rowscale_v1",)
 
     def problem(self, call):
