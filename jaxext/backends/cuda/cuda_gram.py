@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, split_configs, refusal
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, refusal, split_configs
 from jaxext.backends.kernel import KernelCall
 from jaxext.backends.problems import gram_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
@@ -58,7 +58,10 @@ def candidates(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> list
     is first."""
     splittable = problem.B == 1 and problem.addend is None
     rows = [row for row in table if row["operands"] == problem.dtypes[0]]
-    divides = lambda row, parts: splittable and cdiv(problem.depth, row["tile_k"]) // parts >= _FEWEST_STEPS
+
+    def divides(row, parts):
+        return splittable and cdiv(problem.depth, row["tile_k"]) // parts >= _FEWEST_STEPS
+
     configs = split_configs(GramConfig, rows, divides)
     fit = [config for config in configs if tiles(problem, config) // config.cluster_m <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import fields_named, split_configs, refusal
+from jaxext.backends.cuda.cuda_binding import fields_named, refusal, split_configs
 from jaxext.kernels.launch import PRODUCTS_OF_PARTS, cdiv
 from jaxext.kernels.machine import ISSUED, REACHED, START, STORED, machine
 from jaxext.kernels.matmul.problem import MatmulProblem

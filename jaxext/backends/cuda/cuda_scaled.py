@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, split_configs, refusal
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, refusal, split_configs
 from jaxext.backends.cuda.cuda_weight_only import CudaWeightOnly
 from jaxext.backends.kernel import KernelCall, kernel_result
 from jaxext.backends.problems import scaled_problem

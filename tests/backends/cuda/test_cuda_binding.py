@@ -82,13 +82,9 @@ def programs() -> Iterator[Any]:
     yield "matmul", gradients(jaxext.matmul), [struct(512, 256), struct(256, 128)], once("matmul", *product), dict(unmoved=1)
     yield "batched", jax.vmap(jaxext.matmul), [struct(4, 512, 256), struct(4, 256, 128)], once("matmul", "nn"), dict(texts=["B = 4 : i64"])
     yield "nothing to do", jaxext.matmul, [struct(64, 0), struct(0, 64)], {}
+    factors = [struct(256, 512, dtype=jnp.float8_e4m3fn)] * 2
     for dtype in (jnp.bfloat16, jnp.float32):
-        yield (
-            f"eight bits {jnp.dtype(dtype).name}",
-            eight_bits(dtype),
-            [struct(256, 512, dtype=jnp.float8_e4m3fn)] * 2,
-            once("matmul", "nt"),
-        )
+        yield f"eight bits {jnp.dtype(dtype).name}", eight_bits(dtype), factors, once("matmul", "nt")
     shown = ["conv2d_fprop/ffi_call"]  # what profilers show for the operation
     yield "resnet", resnet_block, [BLOCK, IMAGES], dict(conv2d_fprop=3), dict(unmoved=8 * 8 * 8 * 32, texts=shown)
     filters = [struct(3, 3, 8, 32), struct(1, 1, 16, 64), struct(2, 3, 64, 16), struct(3, 3, 16, 8)]
