@@ -55,7 +55,7 @@ def calls(lowered) -> dict[str, list]:
     found = {}
     for op in operations(lowered):
         if op.name == "stablehlo.custom_call" and "jaxext" in (target := str(op.attributes["call_target_name"])):
-            attributes = {each.name: getattr(each.attr, "value", None) for each in op.attributes["mhlo.backend_config"]}
+            attributes: dict[str, Any] = {each.name: getattr(each.attr, "value", None) for each in op.attributes["mhlo.backend_config"]}
             given, results = ([tuple(value.type.shape) for value in values] for values in (op.operands, op.results))
             if attributes.get("splits", 1) > 1:
                 partial = int("causal" in target)  # whose first result is d_x
