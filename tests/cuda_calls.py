@@ -13,7 +13,6 @@ import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-import simt_causal
 import simt_weight_only
 import test_causal_kernel
 import test_conv
@@ -153,13 +152,13 @@ def gram_call(row, B, M, N, result="bfloat16", factors=(1.0, 0.0), splits=1, int
 
 
 def conv_call(problem, config, integers=True) -> Call:
-    """Of a dense convolution, or a depthwise one."""
+    """Return the call of a dense or depthwise convolution."""
     row = row_of(problem, config) | {"rank": int(problem.name[4])}
     return Call(conv(row, problem, config, result=row["result"]), *operands_and_check("conv", problem, integers))
 
 
 def fused_call(problem, config, integers) -> Call:
-    """Of a matrix product, or a convolution, with an epilogue.  Of integers results are exact where the activation keeps them."""
+    """Return the call of a matmul or a convolution with an epilogue.  Results of integers are exact where the activation keeps them."""
     row, epilogue = row_of(problem, config), numbers_of(problem.epilogue)
     kernel = "matmul" if hasattr(problem, "M") else "conv" if "tile_m" in row else "depthwise"
     if kernel == "matmul":
@@ -175,7 +174,7 @@ def causal_call(problem, config, integers=True) -> Call:
     drawn = test_causal_kernel.operands_of(problem, integers)
 
     def check(results):
-        got = simt_causal.in_order(problem, results)
+        got = test_causal_kernel.in_order(problem, results)
         if not integers:
             return test_causal_kernel.near(problem, got, drawn)
         for one, want in zip(got, test_causal_kernel.true(problem, drawn), strict=True):
@@ -186,11 +185,11 @@ def causal_call(problem, config, integers=True) -> Call:
 
 
 def weight_only_call(problem, config, integers=True, picks=False) -> Call:
-    """Of a product with a quantised weight.  `picks`: each row of x picks a row of the weight, whose scales are one."""
+    """Return the call of a product with a quantised weight.  `picks`: each row of x picks a row of the weight, whose scales are one."""
     operands = simt_weight_only.operands_of(problem, integers)
     if picks:
         x = np.broadcast_to(np.eye(*operands["x"].shape[1:]), operands["x"].shape)
         operands |= {"x": x.astype(operands["x"].dtype), "scale": np.ones_like(operands["scale"])}
     shape = simt_weight_only.shapes(problem)["y"]
-    check = lambda results: simt_weight_only.check_parts(problem, results["y"].reshape(-1, *shape[1:]), operands, integers)
+    check = lambda results: simt_weight_only.check_parts(problem, results["y"].reshape(-1, *shape), operands, integers)
     return Call(weight_only(problem, config), operands, check)

@@ -10,7 +10,10 @@ from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_weight_only
 from jaxext.backends.problems import DTYPES
 from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
 
+# In the order of jaxext::Dtype.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}
+CODES = [*BYTES]
+OK, INVALID, INTERNAL = range(3)  # jaxext::Status
 SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
 RAGGED_SLOTS = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}

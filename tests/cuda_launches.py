@@ -19,7 +19,7 @@ from typing import Any
 import call_frame
 import numpy as np
 import pytest
-from cuda_cases import Case
+from cuda_cases import CODES, INTERNAL, INVALID, OK, Case
 
 from jaxext.backends.cuda import cuda_binding
 
@@ -32,8 +32,6 @@ LIBRARY = LIBRARIES[-1] if LIBRARIES else TESTS
 
 from jaxext import _cuda_module  # noqa: E402
 
-OK, INVALID, INTERNAL = range(3)  # jaxext::Status
-CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int32"]  # jaxext::Dtype
 STREAM = 77
 ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from cuda_cases import BYTES
+from cuda_cases import BYTES, CODES
 
 ROOT = pathlib.Path(__file__).parent.parent
 CXX = "g++"
@@ -111,9 +111,9 @@ class Simulator:
             case = family.case(whole or problem, config)
             ends = family.case(problem, dataclasses.replace(config, splits=1) if whole else config)
             words = [case.target, int(not operands), blocks, pending, refusal, len(case.operands) + len(case.results)]
-            for name, (dtype, shape) in {**case.operands, **case.results}.items():
-                carried = BYTES[dtype] * math.prod({**ends.operands, **ends.results}[name][1])
-                words += [int(name in case.results), list(BYTES).index(dtype), carried, (shifts or {}).get(name, 0), len(shape), *shape]
+            for name, (dtype, shape) in case.arrays.items():
+                carried = BYTES[dtype] * math.prod(ends.arrays[name][1])
+                words += [int(name in case.results), CODES.index(dtype), carried, (shifts or {}).get(name, 0), len(shape), *shape]
             words.append(len(case.attributes))
             for name, value in case.attributes.items():
                 words += [name, np.size(value), *np.ravel(value)]

@@ -8,7 +8,6 @@ from typing import Any
 
 import harness
 import numpy as np
-import simt_causal
 import simt_weight_only
 import test_causal_kernel
 import test_depthwise
@@ -18,8 +17,6 @@ from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_we
 from jaxext.backends.cuda.cuda_causal import CausalConfig
 from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
 from jaxext.backends.triton.interpreter import DTYPES
-
-INVALID, INTERNAL = 1, 2  # jaxext::Status
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,14 +67,14 @@ def _near_depthwise(problem, results, operands):
 
 
 def _depthwise_configs(problem):
-    """Of wgrad, with pieces and splits of which some are empty."""
+    """Return configs; those of wgrad have pieces and splits of which some are empty."""
     parts = dict(pieces=4, splits=3) if problem.role == "wgrad" else {}
     found = [DepthwiseConfig(lanes=2, strip=3, **parts), DepthwiseConfig(lanes=1, strip=11), cuda_depthwise.pick(problem)]
     return list(dict.fromkeys(found))
 
 
 def _causal_configs(problem):
-    """Backward, in parts of which some are empty."""
+    """Return configs; those of the backward pass have parts of which some are empty."""
     few, many = (3, 7) if problem.role == "backward" else (1, 1)
     found = [CausalConfig(lanes=2, strip=3, splits=few), CausalConfig(lanes=4, strip=11, splits=many), cuda_causal.pick(problem)]
     return list(dict.fromkeys(found))
@@ -99,7 +96,7 @@ CAUSAL = Family(
     module=cuda_causal,
     case=causal,
     operands=test_causal_kernel.operands_of,
-    results=simt_causal.in_order,
+    results=test_causal_kernel.in_order,
     truth=test_causal_kernel.true,
     near=test_causal_kernel.near,
     configs=_causal_configs,

@@ -28,15 +28,10 @@ def a_problem(M=3, N=96, K=128, S=2, bits=8, dtype="bf16", result=None, B=1, arc
     )
 
 
-def shapes(problem, splits=1):
+def shapes(problem):
     B, M, N, K, S = problem.B, problem.M, problem.N, problem.K, problem.S
     columns = N // 2 if problem.packed else N
-    return dict(zip(NAMES, ((B, M, K), (B, K, columns), (B, S, N), (splits, B, M, N)), strict=True))
-
-
-def dtypes(problem, splits=1):
-    result = "fp32" if splits > 1 else problem.dtypes[2]
-    return dict(zip(NAMES, map(np.dtype, (DTYPES[problem.dtypes[0]], np.int8, np.float32, DTYPES[result])), strict=True))
+    return dict(zip(NAMES, ((B, M, K), (B, K, columns), (B, S, N), (B, M, N)), strict=True))
 
 
 def operands_of(problem, integers=True):

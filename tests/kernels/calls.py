@@ -132,6 +132,8 @@ class Suite:
     most = least = 1  # candidates of a problem
 
     def __init_subclass__(cls):
+        for name, rows in vars(cls).items():
+            assert not isinstance(rows, list) or (rows and hasattr(cls, f"test_{name}")), f"{cls.__name__}.{name}"
         for name in [name for name in dir(Suite) if name.startswith("test_")]:
             if not hasattr(cls, name.removeprefix("test_")):
                 setattr(cls, name, None)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import triton
 from cuda_calls import Arrays, Call, unwritten_results
-from cuda_launches import ELEMENTS, LIBRARY, NVCC, OK, TESTS, ask, runtime
+from cuda_cases import OK
+from cuda_launches import ELEMENTS, LIBRARY, NVCC, TESTS, ask, runtime
 from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
 from opcodes import untested
 

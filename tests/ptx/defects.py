@@ -24,7 +24,8 @@ def planted(ptx, name, pattern, replacement, which) -> str:
     entry = re.search(rf"\.entry {name}\b", ptx)
     assert entry, f"no kernel is called {name}"
     begin = entry.start()
-    end = ptx.find(".entry ", begin + 1) % (len(ptx) + 1)
+    following = ptx.find(".entry ", begin + 1)
+    end = len(ptx) if following < 0 else following
     kernel = ptx[begin:end]
     places = list(re.finditer(pattern, kernel))
     assert places, f"{pattern} is not in {name}"

@@ -171,34 +171,31 @@ std::string WhoWaits(Cluster& cluster) {
 
 void FillSpecials(Warp& w, const Launch& launch) {
   const auto &b = launch.block, &c = launch.cluster, &g = launch.grid, &at = w.cta->index;
+  std::map<std::string, uint32_t> values = {
+      {"%cluster_ctarank", w.cta->rank}, {"%cluster_nctarank", c[0] * c[1] * c[2]}, {"%warpid", w.index}};
+  for (int a = 0; a < 3; ++a) {
+    const std::string axis{'.', "xyz"[a]};
+    values["%ntid" + axis] = b[a];
+    values["%ctaid" + axis] = at[a];
+    values["%nctaid" + axis] = g[a];
+    values["%cluster_ctaid" + axis] = at[a] % c[a];
+    values["%cluster_nctaid" + axis] = c[a];
+    values["%clusterid" + axis] = at[a] / c[a];
+    values["%nclusterid" + axis] = g[a] / c[a];
+  }
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     const uint32_t thread = w.index * kLanes + lane;
-    const std::pair<std::string_view, uint32_t> values[] = {
-        {"%tid.x", thread % b[0]},
-        {"%tid.y", thread / b[0] % b[1]},
-        {"%tid.z", thread / b[0] / b[1]},
-        {"%cluster_ctarank", w.cta->rank},
-        {"%cluster_nctarank", c[0] * c[1] * c[2]},
-        {"%laneid", lane},
-        {"%warpid", w.index},
-        {"%lanemask_lt", (1u << lane) - 1},
-        {"%lanemask_le", static_cast<uint32_t>((2ull << lane) - 1)},
-        {"%lanemask_eq", 1u << lane},
-    };
+    values["%tid.x"] = thread % b[0];
+    values["%tid.y"] = thread / b[0] % b[1];
+    values["%tid.z"] = thread / b[0] / b[1];
+    values["%laneid"] = lane;
+    values["%lanemask_lt"] = (1u << lane) - 1;
+    values["%lanemask_le"] = static_cast<uint32_t>((2ull << lane) - 1);
+    values["%lanemask_eq"] = 1u << lane;
     for (const auto& [name, slot] : w.kernel->specials) {
-      const auto found = std::find_if(std::begin(values), std::end(values), [&](const auto& value) { return value.first == name; });
-      const size_t a = name.back() - 'x';
-      const std::string base = name.substr(0, name.size() - 2);
-      w.rows[slot][lane] = found != std::end(values)   ? found->second
-                           : a > 2                     ? throw Fault("unknown special register " + name)
-                           : base == "%ntid"           ? b[a]
-                           : base == "%ctaid"          ? at[a]
-                           : base == "%nctaid"         ? g[a]
-                           : base == "%cluster_ctaid"  ? at[a] % c[a]
-                           : base == "%cluster_nctaid" ? c[a]
-                           : base == "%clusterid"      ? at[a] / c[a]
-                           : base == "%nclusterid"     ? g[a] / c[a]
-                                                       : throw Fault("unknown special register " + name);
+      const auto found = values.find(name);
+      if (found == values.end()) throw Fault("unknown special register " + name);
+      w.rows[slot][lane] = found->second;
     }
   }
 }

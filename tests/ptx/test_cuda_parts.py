@@ -6,8 +6,9 @@ import cuda_launches
 import numpy as np
 import pytest
 from cuda_calls import conv_call
+from cuda_cases import OK
 from cuda_kernels import compiled, execute, modules
-from cuda_launches import CONVS, OK, ask
+from cuda_launches import CONVS, ask
 from interpreter import LATE
 
 from jaxext.backends.cuda import cuda_conv

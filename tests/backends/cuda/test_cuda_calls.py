@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import test_causal_kernel
 import test_scaled_dot
-from cuda_cases import EPILOGUE, Case, role_of
-from cuda_launches import CODES, INTERNAL, INVALID, OK, SCHEMA, ask, handled, handler
+from cuda_cases import CODES, EPILOGUE, INTERNAL, INVALID, OK, Case, role_of
+from cuda_launches import SCHEMA, ask, handled, handler
 from simt_weight_only import a_problem as a_weight_only_problem
 from test_cuda_scaled import CUTS, product
 
@@ -38,7 +38,7 @@ SUBSETS = [slots for count in (3, 2, 1, 0) for slots in itertools.combinations(E
 
 
 def _convs(row, splits=1):
-    """Of a dense convolution's kernel, or of a depthwise one, and fused in a fprop."""
+    """Return a case of a row, dense or depthwise, with its problem and config."""
     rank, depthwise = row["rank"], "tile_m" not in row
     labels = dict(G=64, C=1, K=1) if depthwise else dict(C=16, K=32)
     problem = cuda_convs.problem(row["role"], (8,) * rank, (3,) * rank, N=2, **labels, low=1, high=1)
@@ -86,9 +86,14 @@ def right_cases():
         yield cuda_cases.weight_only(problem, WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"]))
 
 
-RIGHT: dict[str, list[Case]] = {}
-for case in right_cases():
-    RIGHT.setdefault(case.target, []).append(case)
+def cases_of_targets() -> dict[str, list[Case]]:
+    cases: dict[str, list[Case]] = {}
+    for case in right_cases():
+        cases.setdefault(case.target, []).append(case)
+    return cases
+
+
+RIGHT = cases_of_targets()
 
 
 def right(target: str, parts=False) -> Case:
@@ -282,7 +287,9 @@ def test_arrays_too_few_or_too_many(target):
 
 
 def names_at_least(value, message):
-    assert any(abs(int(number)) >= min(abs(value), 2**63 - 1) for number in re.findall(r"-?\d+", message)), message
+    """Assert that a message has -1 itself, or a number at least as large as the value."""
+    numbers = [int(number) for number in re.findall(r"-?\d+", message)]
+    assert -1 in numbers if value == -1 else any(abs(number) >= min(abs(value), 2**63 - 1) for number in numbers), message
 
 
 @pytest.mark.parametrize("target", RIGHT)
@@ -444,6 +451,7 @@ FAULTS: list[tuple[str, Any, str]] = [
     *(("weight_only", dict(splits=value), f"splits is {value}, want 1 to 64") for value in (0, -(2**63))),
 ]
 ROWS = [(target, change, message) for targets, change, message in FAULTS for target in RIGHT if re.match(targets, target)]
+assert all(any(re.match(targets, target) for target in RIGHT) for targets, *_ in FAULTS)
 
 
 @pytest.mark.parametrize(("target", "change", "message"), ROWS, ids=[f"{target}-{message}" for target, _, message in ROWS])

@@ -16,18 +16,20 @@ def a_problem(rows=4096, depth=4096, **changes) -> cuda_gram.GramProblem:
     return cuda_gram.GramProblem(**(fields | changes))
 
 
-REASONS: dict[str, tuple[dict[str, Any], str]] = {
-    "wide factors": (dict(dtypes=("fp32",) * 3), "x is fp32, want bf16 or fp16"),
-    "two dtypes": (dict(dtypes=("bf16", "fp16", "bf16")), "the operands are bf16 and fp16, want one dtype"),
-    "another result": (dict(dtypes=("bf16", "bf16", "fp16")), "the result is fp16, want bf16 or fp32"),
-    "another addend": (dict(addend="fp32"), "the addend is fp32, want bf16, as the result"),
-    "a short sum": (dict(depth=20), "a row of x has 40 bytes, TMA wants a multiple of 16: pad N to 24"),
-    "short rows of the result": (dict(rows=20), "a row of the result has 40 bytes, want a multiple of 16: pad M to 24"),
-    "short rows in float32": (dict(rows=18, dtypes=("bf16", "bf16", "fp32")), "* has 72 bytes, want a multiple of 16: pad M to 20"),
-    "many elements": (dict(rows=2**19, depth=8), "an array of B=1 M=524288 N=8 has 2^38 elements or more, want fewer"),
-}
 FAMILY, SMALL, SIZES = cuda_gram, a_problem(), "BMN"
-REFUSED = {name: (a_problem(**changes), reason) for name, (changes, reason) in REASONS.items()}
+REFUSED = {
+    "wide factors": (a_problem(dtypes=("fp32",) * 3), "x is fp32, want bf16 or fp16"),
+    "two dtypes": (a_problem(dtypes=("bf16", "fp16", "bf16")), "the operands are bf16 and fp16, want one dtype"),
+    "another result": (a_problem(dtypes=("bf16", "bf16", "fp16")), "the result is fp16, want bf16 or fp32"),
+    "another addend": (a_problem(addend="fp32"), "the addend is fp32, want bf16, as the result"),
+    "a short sum": (a_problem(depth=20), "a row of x has 40 bytes, TMA wants a multiple of 16: pad N to 24"),
+    "short rows of the result": (a_problem(rows=20), "a row of the result has 40 bytes, want a multiple of 16: pad M to 24"),
+    "short rows in float32": (
+        a_problem(rows=18, dtypes=("bf16", "bf16", "fp32")),
+        "a row of the result has 72 bytes, want a multiple of 16: pad M to 20",
+    ),
+    "many elements": (a_problem(rows=2**19, depth=8), "an array of B=1 M=524288 N=8 has 2^38 elements or more, want fewer"),
+}
 TAKEN = [a_problem(8, 8), a_problem(2**18, 8), a_problem(8, 8, B=2**31 - 2**16), a_problem(0), a_problem(depth=0)]
 TAKEN += [a_problem(addend="bf16"), a_problem(20, addend="fp32", dtypes=("bf16", "bf16", "fp32"))]
 # Rows, as many as columns -> the tile that leaves the fewest multiprocessors without work, and the gain that the model expects at least.

@@ -3,7 +3,8 @@ launch, never in both.  On the runtime of cuda_launches.py."""
 
 import cuda_launches
 import pytest
-from cuda_launches import INTERNAL, OK, WEIGHT_ONLYS, ask, load, prepared, runtime
+from cuda_cases import INTERNAL, OK
+from cuda_launches import WEIGHT_ONLYS, ask, load, prepared, runtime
 from test_cuda_launches import FRESH, PORTABLE, SOME, one_of_each, some_weight_onlys
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cuda_cases import LONG, SLOTS
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lowered import channels_last, moved, operations, squares, struct
@@ -20,10 +21,8 @@ from test_cuda_families import FAMILIES
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding, cuda_causal
-from jaxext.backends.problems import DTYPES
 from jaxext.tables import record
 
-LONG: dict[Any, str] = {short: name for name, short in DTYPES.items()}
 TABLES = {  # as the compiled module lists them
     name: [{key: LONG.get(value, value) for key, value in row.items()} for row in family.TABLE] for name, family in FAMILIES.items()
 }
@@ -56,9 +55,12 @@ def calls(lowered) -> dict[str, list]:
     found = {}
     for op in operations(lowered):
         if op.name == "stablehlo.custom_call" and "jaxext" in (target := str(op.attributes["call_target_name"])):
-            attributes = {each.name: getattr(each.attr, "value", None) for each in op.attributes["mhlo.backend_config"]}
+            attributes: dict[str, Any] = {each.name: getattr(each.attr, "value", None) for each in op.attributes["mhlo.backend_config"]}
             given, results = ([tuple(value.type.shape) for value in values] for values in (op.operands, op.results))
-            results = [shape[1:] if shape[0] == attributes.get("splits") != 1 else shape for shape in results]
+            if attributes.get("splits", 1) > 1:
+                partial = int("causal" in target)  # whose first result is d_x
+                assert results[partial][0] == attributes["splits"]
+                results[partial] = results[partial][1:]
             name = target.removeprefix('"jaxext_').removesuffix('_v1"')
             found[f"{name} again" if name in found else name] = [*given, *results, attributes]
     return found
@@ -142,7 +144,6 @@ SHAPES = {  # and those of the kernels' arrays
     "depthwise3d": {"x": (1, 2, 4, 8, 9, 16, 1), "w": (1, 16, 2, 2, 3, 2, 1), "y": (1, 2, 3, 6, 8, 16, 2)},
     "depthwise2d": {"x": (1, 2, 1, 8, 9, 16, 1), "w": (1, 16, 1, 1, 3, 2, 1), "y": (1, 2, 1, 6, 8, 16, 1)},
 }
-PRODUCT, CONV = {"nn": "abc", "nt": "bca", "tn": "acb"}, {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}
 FUSED = {  # of what: the function, bias and residual
     "linear": ("matmul", linear, struct(512), struct(128, 512)),
     "conv2d_bias_act": ("conv2d", conv_bias_act, struct(24), struct(2, 6, 8, 24)),
@@ -154,7 +155,7 @@ FUSED = {  # of what: the function, bias and residual
 def programs() -> Iterator[Any]:
     """Functions, their operands, and of each kernel that they call the shapes of operands and results, and some attributes."""
     for form, (function, operands) in CALLS.items():
-        roles = PRODUCT if form in ("matmul", "pieces") else CONV
+        roles = {role: slots for role, slots in SLOTS.items() if {*slots} == {*SHAPES[form]}}
         yield form, gradients(function), operands, {f"{form}_{role}": [SHAPES[form][slot] for slot in roles[role]] for role in roles}
     x, w, y, visits = (1, 1, 1, 300, 256), (1, 6, 256, 512), (1, 1, 1, 300, 512), (1, 1, 5 + 6 - 1, 5)  # of tiles of 64 rows
     yield "ragged", ragged, GROUPS, dict(ragged_nn=[x, w, visits, y], ragged_nt=[w, y, visits, x], ragged_tn=[x, y, (1, 1, 6, 2), w])

@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from simt_families import DEPTHWISE, INVALID
+from cuda_cases import INVALID
+from simt_families import DEPTHWISE
 from test_depthwise import of_role, operands_of, problem, shape_of
 
 from jaxext.backends.cuda import cuda_depthwise

@@ -11,8 +11,8 @@ import host_code
 import numpy as np
 import pytest
 import test_depthwise
-from cuda_cases import BYTES
-from simt_families import CAUSAL, DEPTHWISE, INTERNAL, INVALID, WEIGHT_ONLY
+from cuda_cases import BYTES, INTERNAL, INVALID
+from simt_families import CAUSAL, DEPTHWISE, WEIGHT_ONLY
 from simt_weight_only import a_problem as a_product
 from test_causal_kernel import a_problem as a_sequence
 from test_depthwise import of_role, problem
@@ -225,7 +225,7 @@ def misaligned():
 def test_misaligned_arrays(simulator, family, case, configs):
     """Any of them may start wherever one of its elements can.  Another kernel than that of tensor cores takes those."""
     made = family.case(case, configs[0])
-    sizes = {name: BYTES[dtype] for name, (dtype, _) in {**made.operands, **made.results}.items()}
+    sizes = {name: BYTES[dtype] for name, (dtype, _) in made.arrays.items()}
     _, second, *_, last = sizes
     for shifts in [{}, *({name: size} for name, size in sizes.items()), dict.fromkeys(sizes, 8), {second: 16 - sizes[second], last: 8}]:
         simulator.check(family, [(case, config) for config in configs], shifts=shifts)
@@ -293,7 +293,7 @@ def test_more_than_2_to_the_31(simulator, family, case, changes, blocks, config)
     """The last blocks of arrays that are zero before their ends give what the ends alone give; one of a product has 64 columns."""
     whole = dataclasses.replace(case, **changes)
     one_part = family.case(whole, dataclasses.replace(config, splits=1))
-    assert max(math.prod(shape) for _, shape in {**one_part.operands, **one_part.results}.values()) > 2**31
+    assert max(math.prod(shape) for _, shape in one_part.arrays.values()) > 2**31
     assert host_code.refuses(whole, family.module) is None
     operands = family.operands(case, integers=True)
     reply = simulator.launch(family, case, config, operands, whole=whole, blocks=blocks)

@@ -6,8 +6,9 @@ import dataclasses
 import harness
 import numpy as np
 import pytest
-from simt_families import INVALID, WEIGHT_ONLY
-from simt_weight_only import a_problem, dtypes, operands_of, shapes, true
+from cuda_cases import INVALID
+from simt_families import WEIGHT_ONLY
+from simt_weight_only import a_problem, operands_of, shapes, true
 
 from jaxext.backends.cuda import cuda_weight_only
 from jaxext.backends.cuda.cuda_weight_only import TILES, WeightOnlyConfig
@@ -67,9 +68,7 @@ def test_rounding(simulator, dtype, result):
 def test_sizes_of_zero(simulator, sizes):
     """A sum of nothing is zero, and a result of nothing is nothing."""
     problem = a_problem(**sizes)
-    operands = {
-        name: np.zeros(shape, dtype) for (name, shape), dtype in zip(shapes(problem).items(), dtypes(problem).values(), strict=True)
-    }
+    operands = {name: np.zeros(shape, dtype) for name, (dtype, shape) in WEIGHT_ONLY.case(problem, CONFIG).operands.items()}
     reply = simulator.launch(WEIGHT_ONLY, problem, CONFIG, operands)
     assert reply.code == 0 and not reply.results[0].any(), reply.message
 

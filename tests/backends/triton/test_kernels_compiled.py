@@ -50,9 +50,7 @@ SHOWN = [program for program in PICKED if program.numbers in ("bf16", "int4") an
 FRESH = [program for program in SHOWN if program.problem.arch == 90 or program.problem.name == "matmul_nn"]
 
 
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 @pytest.fixture(params=TABLES, ids=lambda path: path.stem)

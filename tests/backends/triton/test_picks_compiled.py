@@ -16,14 +16,10 @@ from jaxext.kernels import conv, gram, ragged, scaled
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.geometry import ConvProblem
 
-pytestmark = pytest.mark.skipif(compiled.missing() is not None, reason=str(compiled.missing()))
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path, monkeypatch):
-    """jax-triton, which tests before may have imported, says that there is none."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-
+pytestmark = [
+    pytest.mark.skipif(compiled.missing() is not None, reason=str(compiled.missing())),
+    pytest.mark.usefixtures("empty_cache"),
+]
 
 POLYNOMIAL = dict(scale=2.0315, of_addend=-4.775)
 GRAMS: dict[str, tuple[int, int, str, dict[str, Any]]] = {  # rows, depth, dtypes, what is added

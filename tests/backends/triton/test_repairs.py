@@ -32,7 +32,7 @@ X = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
 
 
 @pytest.fixture(autouse=True)
-def old_triton(monkeypatch, tmp_path):
+def old_triton(monkeypatch, empty_cache):
     """A Triton that omits fences, and compiles everything anew."""
     make_ptx = CUDABackend.make_ptx
     monkeypatch.setattr(CUDABackend, "make_ptx", lambda *args: make_ptx(*args).replace(FENCE, ""))
@@ -40,7 +40,6 @@ def old_triton(monkeypatch, tmp_path):
     for kernel in (squares, matmul_kernel.matmul):  # where jax-triton 0.4 remembers them
         monkeypatch.setattr(kernel, "_jT_kernel_cache", {}, raising=False)
     monkeypatch.setattr(triton_lib, "_COMPILED_KERNEL_CACHE", {}, raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 @triton.jit
