@@ -119,7 +119,8 @@ def test_targets():
     names = {f"{form}_{role}" for form in forms for role in ("fprop", "dgrad", "wgrad", "bias_act")}
     names |= {f"{form}_{role}" for form in ("matmul", "pieces", "ragged") for role in ("nn", "nt", "tn")}
     names |= {"linear", "scaled", "gram", "weight_only", "causal_conv1d", "causal_conv1d_backward"}
-    assert set(SCHEMA) == set(RIGHT) == names and set(_cuda_module.handlers()) == {f"jaxext_{name}_v1" for name in names}
+    assert set(RIGHT) == names <= set(SCHEMA), "exported programs hold these names"
+    assert set(_cuda_module.handlers()) == {f"jaxext_{name}_v1" for name in SCHEMA}
 
 
 @pytest.mark.parametrize("target", SCHEMA)
