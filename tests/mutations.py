@@ -113,8 +113,9 @@ def copy(folder: pathlib.Path) -> None:
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    if (ROOT / "build").exists():  # with the library to which tests/cuda_launches.py adds the host code of the copy
-        (folder / "build").symlink_to(ROOT / "build")
+    for library in ROOT.glob("build/*/libjaxext_kernels.a"):  # to which tests/cuda_launches.py adds the host code of the copy
+        (folder / "build" / library.parent.name).mkdir(parents=True)
+        (folder / "build" / library.parent.name / library.name).symlink_to(library)
     for name in ("kernels", "benchmarks"):  # where an installation has them
         (folder / "jaxext" / name).symlink_to(f"../{name}")
     for name in ("_cuda_build", "_cuda_module"):
