@@ -3,15 +3,12 @@
 import ctypes
 import functools
 import pathlib
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import cpp
 import jax
 import numpy as np
-import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 OK, INVALID, INTERNAL = 0, 3, 13  # XLA_FFI_Error_Code
@@ -21,7 +18,6 @@ DTYPES = {  # XLA_FFI_DataType
     **{"float8_e5m2": 19, "float8_e4m3fn": 20},
 }
 Array = tuple[str, tuple[int, ...], int]  # dtype, shape and address
-FLAGS = ["-std=c++17", "-O0", "-fPIC", "-Wall", "-Wextra", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
 class _Buffer(ctypes.Structure):
@@ -35,14 +31,7 @@ class _Attribute(ctypes.Structure):
 @functools.cache
 def library(*more: pathlib.Path) -> ctypes.CDLL:
     """The library that calls, with these files of C++."""
-    if not shutil.which("g++"):
-        pytest.skip("g++ is not there")
-    include = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests/csrc/cuda'}", "-isystem", jax.ffi.include_dir()]
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["g++", *FLAGS, "-shared", *include, ROOT / "tests/csrc/call_frame.cc", *more, "-o", f"{folder}/call_frame.so"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:3000]
-        return ctypes.CDLL(f"{folder}/call_frame.so")
+    return cpp.shared_library([ROOT / "tests/csrc/call_frame.cc", *more], [*cpp.SANITIZED, "-O0", "-isystem", jax.ffi.include_dir()])
 
 
 def call(

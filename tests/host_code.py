@@ -9,15 +9,12 @@ import ctypes
 import dataclasses
 import functools
 import pathlib
-import shutil
-import subprocess
-import tempfile
 import types
 from typing import Any
 from unittest import mock
 
+import cpp
 import numpy as np
-import pytest
 
 import jaxext
 from jaxext.backends.cuda import cuda_conv, cuda_matmul
@@ -26,7 +23,6 @@ from jaxext.kernels.geometry import ConvProblem
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROLES = {"fprop": 0, "dgrad": 1, "wgrad": 2}  # jaxext::ConvRole
-FLAGS = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
 Box = collections.namedtuple("Box", "input filter output low high pixel tap lower upper first_offset tap_stride")
@@ -35,18 +31,11 @@ Part = collections.namedtuple("Part", "N x w y boxes")  # with three boxes
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ found")
-    csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
-    units = [tests / "host_code.cc", *(csrc / f"{name}/{name}.cc" for name in ("matmul", "pieces", "ragged", "scaled", "gram"))]
-    units += [*csrc.glob("*/*_plan.cc"), *csrc.glob("*/*_target.cc"), *(path for path in csrc.glob("common/*.cc") if path.stem != "ffi")]
-    with tempfile.TemporaryDirectory() as folder:
-        objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]
-        compile = ["g++", *FLAGS, f"-I{csrc}", f"-I{tests / 'cuda'}", "-c"]
-        running = [subprocess.Popen([*compile, unit, "-o", made]) for unit, made in zip(units, objects, strict=True)]
-        assert [process.wait() for process in running] == [0] * len(units)
-        subprocess.run(["g++", *FLAGS, *objects, "-o", f"{folder}/host_code.so"], check=True)
-        return ctypes.CDLL(f"{folder}/host_code.so")
+    csrc, families = cpp.CSRC, ("matmul", "pieces", "ragged", "scaled", "gram")
+    units = [ROOT / "tests/csrc/host_code.cc", *(csrc / f"{name}/{name}.cc" for name in families)]
+    units += sorted([*csrc.glob("*/*_plan.cc"), *csrc.glob("*/*_target.cc"), *csrc.glob("common/*.cc")])
+    units.remove(csrc / "common/ffi.cc")
+    return cpp.shared_library(units, [*cpp.SANITIZED, "-O1", "-Werror"])
 
 
 def _pointer(values):

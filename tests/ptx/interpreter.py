@@ -8,23 +8,16 @@ it may not: an access outside of an array, of what nothing has written, or that 
 an instruction that the machine does not know.
 """
 
-import concurrent.futures
 import ctypes
 import dataclasses
 import functools
-import hashlib
 import itertools
 import math
-import os
 import pathlib
-import shutil
-import subprocess
-import tempfile
 from typing import Any
 
-import filelock
+import cpp
 import numpy as np
-import pytest
 
 HERE = pathlib.Path(__file__).parent
 FLAGS = ["-std=c++20", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror"]
@@ -36,18 +29,6 @@ class Fault(Exception):
     """The kernel does what it may not; the message says where."""
 
 
-def shared_file(suffix: str, sources: list[str], make) -> pathlib.Path:
-    """Return a file of all processes, which `make(path)` writes once: a hash of the sources names it."""
-    home = pathlib.Path(tempfile.gettempdir()) / f"jaxext-ptx-{os.getuid()}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    file = home / f"{hashlib.sha256(''.join(sources).encode()).hexdigest()[:16]}.{suffix}"
-    with filelock.FileLock(file.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=home) as folder:
-        if not file.exists():
-            make(pathlib.Path(folder) / file.name)
-            os.replace(f"{folder}/{file.name}", file)
-    return file
-
-
 def texts(*patterns: str) -> list[str]:
     return [path.read_text() for pattern in patterns for path in sorted(HERE.glob(pattern))]
 
@@ -55,19 +36,9 @@ def texts(*patterns: str) -> list[str]:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The machine, compiled once for all processes."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ found")
-    library = ctypes.CDLL(str(shared_file("so", [*FLAGS, *texts("*.cc", "*.h")], _compile)))
+    library = cpp.shared_library(sorted(HERE.glob("*.cc")), FLAGS, HERE.glob("*.h"))
     library.PtxParse.restype = ctypes.c_void_p
     return library
-
-
-def _compile(made: pathlib.Path):
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = [made.parent / f"{unit.stem}.o" for unit in sorted(HERE.glob("*.cc"))]
-        compile = lambda made: subprocess.run(["g++", *FLAGS, "-c", HERE / f"{made.stem}.cc", "-o", made], check=True)
-        list(pool.map(compile, objects))
-    subprocess.run(["g++", "-shared", *objects, "-o", made], check=True)
 
 
 class TensorMap(ctypes.Structure):

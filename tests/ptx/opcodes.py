@@ -8,7 +8,8 @@ import pathlib
 
 import pytest
 import snippets
-from interpreter import HERE, shared_file, texts
+from cpp import shared_file
+from interpreter import HERE, texts
 
 
 def untested(module) -> set[str]:
