@@ -55,7 +55,7 @@ def _asked_for(options) -> list[str]:
     asked |= {"cuda"} if options.module is not None or options.kernel not in (None, *KERNELS, *families) else set()
     if len(asked) > 1:
         raise UsageError(
-            "--problem, --others and names of --kernel are of Triton or CUDA kernels, --module of CUDA kernels: ask for one kind"
+            "--problem, --others and names of --kernel are of Triton or CUDA kernels, --module of CUDA kernels: ask for one of them"
         )
     return [*asked] or [*TABLES]
 
