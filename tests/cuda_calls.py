@@ -95,7 +95,7 @@ def check_of_sums(operands: Mapping[str, np.ndarray], true: Callable[[Arrays], n
 
 @functools.lru_cache(2)
 def operands_and_check(name: str, problem: Any, integers: bool) -> tuple[Arrays, Callable[[Arrays], None]]:
-    """Those of a module of tests/kernels, once for all configs of a problem."""
+    """Return those of a module of tests/kernels, once for all configs of a problem."""
     operands = DEFINITIONS[name].some_operands(problem, integers)
     return operands, check_of_sums(operands, functools.partial(DEFINITIONS[name].true, problem), integers)
 

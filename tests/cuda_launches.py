@@ -118,7 +118,7 @@ def ask(case: Case, device=0, failing=""):
 
 
 def handled(case: Case) -> tuple[int, str]:
-    """As `ask`, of the compiled module's handlers: the answer of both stages, which is the same where no kernel can be loaded."""
+    """Return what `ask` does, but of the compiled module's handlers: the answer of both stages, the same if no kernel can be loaded."""
     operands, results = (
         [(dtype, shape, case.addresses[name]) for name, (dtype, shape) in group.items()] for group in (case.operands, case.results)
     )

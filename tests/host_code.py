@@ -57,7 +57,7 @@ def refuses(problem: Any, family: types.ModuleType = cuda_matmul) -> str | None:
 
 
 def gemm(role: str, sizes: tuple[int, ...], splits: int) -> list[int]:
-    """Whether A of a matrix product is its first operand, and then the numbers of its `Gemm` (csrc/matmul/matmul.h)."""
+    """Return 1 if A of a matrix product is its first operand, or 0, and then the numbers of its `Gemm` (csrc/matmul/matmul.h)."""
     out = np.zeros(9, np.int64)
     _library().NumbersOfGemm(("nn", "nt", "tn").index(role), _pointer(sizes), ctypes.c_int64(splits), np.ctypeslib.as_ctypes(out))
     return out.tolist()

@@ -333,7 +333,7 @@ def test_ragged_sizes_that_change(implementation):
 
 @BY_EACH
 def test_ragged_dot_mapped_over_everything(implementation):
-    """In one launch for each role: rows of other groups, and matrices of others."""
+    """Each role is one launch: rows of other groups, and matrices of others."""
     sizes = SIZES["edges beside tiles"], SIZES["nobody's rows"]
     operands = [jnp.stack(each) for each in zip(*map(ragged_operands, sizes), strict=True)]
     got = computed(jax.vmap(with_gradients(ragged_dot(implementation))), ((np.array(sizes, np.int32),), *operands), UNAVAILABLE)

@@ -53,13 +53,13 @@ class Call:
         raise NotImplementedError
 
     @classmethod
-    def of(cls, problem: Any, **changes) -> Self:
-        """With changes of the smallest tiles."""
+    def smallest(cls, problem: Any, **changes) -> Self:
+        """Return the call with the smallest tiles, or with changes of them."""
         return cls(problem, dataclasses.replace(cls(problem).small(), **changes))
 
     @classmethod
     def picked(cls, problem: Any, **changes) -> Self:
-        """With the configuration that the kernel picks, or with changes of it."""
+        """Return the call with the configuration that the kernel picks, or with changes of it."""
         return cls(problem, dataclasses.replace(cls(problem).module.candidates(problem)[0], **changes))
 
     def with_problem(self, **changes) -> Self:

@@ -133,7 +133,7 @@ class SteepCall(CausalCall):
 
 def a_call(role, taps=4, splits=1, **given) -> CausalCall:
     """`splits`: of the derivative."""
-    return CausalCall.of(a_problem(role, taps, **given), splits=splits if role == "backward" else 1)
+    return CausalCall.smallest(a_problem(role, taps, **given), splits=splits if role == "backward" else 1)
 
 
 ROLES = ("forward", "backward")
@@ -174,7 +174,7 @@ class TestCausal(Suite):
         (dict(arch=70), "compute capability 7.0"),
     )
     refused_configs = [
-        (CausalCall.of(a_problem("forward"), **{field: value}), f"{field} is")
+        (CausalCall.smallest(a_problem("forward"), **{field: value}), f"{field} is")
         for field, value in [("tile_c", 3), ("strips", 0), ("strip", 0), ("splits", 2)]
     ]
     candidates = each(

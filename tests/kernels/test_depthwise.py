@@ -168,7 +168,7 @@ PICKED = each(
     ROLES,
     ["causal k4", "3x3", "transposed 4x4", "multiplier 2"],
 )
-IN_PARTS = each(lambda name: DepthwiseCall.of(of_role(CASES[name], "wgrad"), splits=SPLITS[name]), SPLITS)
+IN_PARTS = each(lambda name: DepthwiseCall.smallest(of_role(CASES[name], "wgrad"), splits=SPLITS[name]), SPLITS)
 STRIPS = "2147483648 strips, it takes fewer than 2146435072"
 PLACES = r"places up to \d+ along an axis, it takes those below 1073741824"
 
@@ -176,7 +176,7 @@ PLACES = r"places up to \d+ along an axis, it takes those below 1073741824"
 class TestDepthwise(Suite):
     call, most = DepthwiseCall, 6
     geometry = each(lambda role, name: DepthwiseCall(of_role(CASES[name], role)), ROLES, CASES)
-    configs = [*each(lambda role, n: DepthwiseCall.of(of_role(STRIDED, role), strip=n), ROLES, [1, 2, 5, 8]), *PICKED, *IN_PARTS]
+    configs = [*each(lambda role, n: DepthwiseCall.smallest(of_role(STRIDED, role), strip=n), ROLES, [1, 2, 5, 8]), *PICKED, *IN_PARTS]
     same_bits = [*PICKED, *IN_PARTS]
     rounding = each(
         lambda role, dtypes: DepthwiseCall(dataclasses.replace(of_role(CASES["3x3 stride 2"], role, N=2), dtypes=dtypes)),
@@ -211,9 +211,9 @@ class TestDepthwise(Suite):
     LAST = of_role(problem((2**19,), (1,), N=2**12 - 4, G=2), "wgrad")  # the last part of its sum has a number
     refused_configs = [
         (DepthwiseCall.picked(of_role(LARGE["mamba"], "fprop", "bf16"), strip=64), r"needs \d+ registers per thread, there are 255"),
-        (DepthwiseCall.of(LAST, strip=1, splits=2**20), r"numbers \d+ strips, the limit is 2\^31"),
+        (DepthwiseCall.smallest(LAST, strip=1, splits=2**20), r"numbers \d+ strips, the limit is 2\^31"),
         *(
-            (DepthwiseCall.of(of_role(CASES["3x3"], role), **changes), reason)
+            (DepthwiseCall.smallest(of_role(CASES["3x3"], role), **changes), reason)
             for role, changes, reason in [
                 ("fprop", {"tile_g": 12}, "tile_g is 12, want a power of two"),
                 ("wgrad", {"pieces": 0}, "pieces is 0, want a power of two"),

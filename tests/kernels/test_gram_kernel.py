@@ -59,37 +59,37 @@ class GramCall(Call):
 
 TILES = {"square tiles": {}, "tall tiles": dict(tile_m=32), "splits": dict(splits=3)}
 DTYPES_OF_A_CALL = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp8e4nv", "bf16")]
-BY_DTYPES = each(lambda dtypes, tiles: GramCall.of(a_problem(40, 72, dtypes, B=2), **TILES[tiles]), DTYPES_OF_A_CALL, TILES)
+BY_DTYPES = each(lambda dtypes, tiles: GramCall.smallest(a_problem(40, 72, dtypes, B=2), **TILES[tiles]), DTYPES_OF_A_CALL, TILES)
 
 
 class TestGram(Suite):
     call, most = GramCall, 40
-    geometry = each(lambda rows, tiles: GramCall.of(a_problem(rows), **TILES[tiles]), [1, 16, 31, 33, 64, 80, 150], [*TILES][:2])
+    geometry = each(lambda rows, tiles: GramCall.smallest(a_problem(rows), **TILES[tiles]), [1, 16, 31, 33, 64, 80, 150], [*TILES][:2])
     dtypes = BY_DTYPES
     configs = each(
-        lambda addend, tiles: GramCall.of(a_problem(B=2, addend=addend, scale=-2.0, of_addend=0.5), **TILES[tiles]),
+        lambda addend, tiles: GramCall.smallest(a_problem(B=2, addend=addend, scale=-2.0, of_addend=0.5), **TILES[tiles]),
         ["fp32", "bf16"],
         [*TILES][:2],
     )
     rounding = BY_DTYPES + each(
-        lambda addend, tiles: GramCall.of(
+        lambda addend, tiles: GramCall.smallest(
             a_problem(dtypes=("bf16", "bf16"), addend=addend, scale=2.0315, of_addend=-4.775), **TILES[tiles]
         ),
         ["fp32", "bf16"],
         [*TILES][:2],
     )
-    same_bits = each(lambda tiles: GramCall.of(a_problem(40, 72), **TILES[tiles]), TILES)
+    same_bits = each(lambda tiles: GramCall.smallest(a_problem(40, 72), **TILES[tiles]), TILES)
     refused_problems = [
         (GramCall(a_problem(dtypes=("i8", "i32")), CONFIG), "want floats"),
         (GramCall(a_problem(addend="i32")), "addend is i32"),
         (GramCall(a_problem(dtypes=("fp8e5", "fp32"), arch=80)), "8-bit floats"),
     ]
     refused_configs = [
-        (GramCall.of(a_problem(), tile_n=32), "want as many columns as rows, or half as many"),
-        (GramCall.of(a_problem(), tile_k=8), "tile_k is 8"),
-        (GramCall.of(a_problem(), splits=0), "splits is 0"),
-        (GramCall.of(a_problem(scale=2.0), splits=2), "splits is 2"),
-        (GramCall.of(a_problem(), tile_m=256, tile_n=256, tile_k=256), "shared memory"),
+        (GramCall.smallest(a_problem(), tile_n=32), "want as many columns as rows, or half as many"),
+        (GramCall.smallest(a_problem(), tile_k=8), "tile_k is 8"),
+        (GramCall.smallest(a_problem(), splits=0), "splits is 0"),
+        (GramCall.smallest(a_problem(scale=2.0), splits=2), "splits is 2"),
+        (GramCall.smallest(a_problem(), tile_m=256, tile_n=256, tile_k=256), "shared memory"),
     ]
     candidates = each(
         lambda rows, arch: [

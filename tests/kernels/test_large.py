@@ -105,9 +105,9 @@ DEPTHWISE = {
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_the_last_channels_and_images(name, role, tmp_path):
     case = test_depthwise.of_role(DEPTHWISE[name], role, "bf16")
-    call = DepthwiseCall.of(case, pieces=1, strips=64)  # a tile takes the last images whole
+    call = DepthwiseCall.smallest(case, pieces=1, strips=64)  # a tile takes the last images whole
     if role == "wgrad":  # so does a part of the sum
-        call = DepthwiseCall.of(case, pieces=1, strips=64, splits=max(1, depthwise.strips(case, call.config) // 64))
+        call = DepthwiseCall.smallest(case, pieces=1, strips=64, splits=max(1, depthwise.strips(case, call.config) // 64))
     programs = range(call.launch.grid[0] - 1, -1, -1)
     if role == "wgrad":  # the last of each piece
         programs = programs[:: -(-case.G // call.config.tile_g)][: depthwise.filter_pieces(case, call.config)]

@@ -63,7 +63,7 @@ class MatmulCall(Call):
         return Config(tile_m=16, tile_n=16, tile_k=16 if self.problem.bits > 8 else 32)
 
     def sums(self, operands) -> np.ndarray:
-        """Those of both halves of the columns, if these are gated: [B,M,2,N]."""
+        """Return those of both halves of the columns, if these are gated: [B,M,2,N]."""
         labels = LABELS | ({"b": "bkgn", "c": "bmgn"} if self.problem.gated else {})
         slots = [slot for slot in LABELS if slot != OPEN[self.problem.role]]
         equation = f"{','.join(labels[slot] for slot in slots)}->{labels[OPEN[self.problem.role]]}"
@@ -71,7 +71,7 @@ class MatmulCall(Call):
 
 
 def a_call(role, sizes=SIZES["odd"], dtypes=("fp32", "fp32", "fp32"), precision="ieee", arch=90, **changes) -> MatmulCall:
-    return MatmulCall.of(a_problem(role, sizes, dtypes, precision, arch), **changes)
+    return MatmulCall.smallest(a_problem(role, sizes, dtypes, precision, arch), **changes)
 
 
 def short_depth(launch):

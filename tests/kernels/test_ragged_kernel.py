@@ -186,7 +186,7 @@ class TestRagged(Suite):
             for scale in (None, "bf16")
         ),
     ]
-    refused_configs = [(RaggedCall.of(a_call("nn", (16,)).problem, splits=2), "splits is 2, want 1")]
+    refused_configs = [(RaggedCall.smallest(a_call("nn", (16,)).problem, splits=2), "splits is 2, want 1")]
 
 
 @pytest.mark.parametrize("seed", range(30))

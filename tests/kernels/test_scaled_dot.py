@@ -118,7 +118,9 @@ DTYPES_OF_A_CALL = [
     ("fp32", "i8", "fp32"),
 ]
 FINE = [("bf16", "i8", "bf16"), ("fp8e4nv", "fp8e4nv", "fp32"), ("i8", "i8", "bf16"), ("fp32",) * 3]
-SPLITS = each(lambda role: ScaledCall.of(a_problem(role, "xwy", (1, 5, 1), (20, 160, 24)), splits=3), ROLES)  # the last beyond the sum
+SPLITS = each(
+    lambda role: ScaledCall.smallest(a_problem(role, "xwy", (1, 5, 1), (20, 160, 24)), splits=3), ROLES
+)  # the last beyond the sum
 
 
 LAYERS = {(1, 32, 4096): (64, 4096, 4096), (1, 128, 8): (16, 4096, 1024), (1024, 12, 4): (1024, 1536, 512)}  # blocks -> sizes
@@ -149,7 +151,7 @@ class TestScaled(Suite):
         (ScaledCall(a_problem("nn", "w", dtypes=("fp8e4nv", "i8", "fp32"), arch=80)), "8-bit floats need compute capability 8.9"),
         (ScaledCall(a_problem("nn", "w", dtypes=("fp32", "i8", "fp8e5"))), "fp32 and i8 into fp8e5"),
     ]
-    refused_configs = [(ScaledCall.of(a_problem("nn", "w"), tile_k=64), "a step lies within a block")]
+    refused_configs = [(ScaledCall.smallest(a_problem("nn", "w"), tile_k=64), "a step lies within a block")]
     candidates = each(
         lambda cuts, dtypes: [a_problem("nn", "xw", cuts, LAYERS[cuts], dtypes)],
         LAYERS,

@@ -222,7 +222,7 @@ MAPPED = [
 
 @pytest.mark.parametrize(("name", "axes"), MAPPED, ids=str)
 def test_vmap(name, axes):
-    """In one launch, also of the gradients."""
+    """The value and all gradients, mapped, are those of the plain function."""
     op = OPERATIONS[name]
     args = [one if d is None else jnp.stack([one, other], d) for one, other, d in zip(op.args, op.others, axes, strict=True)]
     got, want = (jax.jit(jax.vmap(op.both(f), axes))(*args) for f in (op.ours, op.plain))
@@ -266,7 +266,7 @@ def test_a_function_of_the_user_follows_the_kernel():
 
 
 def test_partial_sums():
-    """Those of weight and bias, by several programs, are added; of other results there are none."""
+    """Parts of weight and bias, by several programs, are added; other results have none."""
     op = causal(random((2, 200, 6), np.float32, 5), WEIGHT, BIAS)
     gradients = lambda f: lambda *args: op.both(f)(*args)[1]
     assert [row.how for row in jaxext.explain(gradients(op.ours), *op.args).rows] == ["causal", "causal in 4 parts"]
@@ -286,7 +286,7 @@ def test_pieces_and_packed_sequences_are_the_whole_bit_for_bit():
 
 @pytest.mark.parametrize("wanted", range(3))
 def test_some_of_the_gradients(wanted):
-    """What nobody asked for is dropped."""
+    """A result that nobody asked for is dropped."""
     op = OPERATIONS["causal, bias"]
     gradient = lambda f: jax.jit(lambda *args: op.both(f)(*args)[1][wanted])
     op.judge(gradient(op.ours)(*op.args), gradient(op.plain)(*op.args))

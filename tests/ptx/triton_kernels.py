@@ -116,7 +116,7 @@ class Call:
 
 
 def call(kernel: str, problem: Any, *more: Any, splits: int | None = None, **changes: Any) -> Call:
-    """With the configuration that the kernel picks for the problem, of so many splits at most, and with changes of it."""
+    """Return the call with the configuration that the kernel picks, of so many splits at most, or with changes of it."""
     config = kernel_module(kernel).candidates(problem)[0]
     changes |= {"splits": min(config.splits, splits)} if splits else {}
     return Call(kernel, problem, dataclasses.replace(config, **changes), more)

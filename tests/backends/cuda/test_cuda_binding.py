@@ -51,7 +51,7 @@ def gradients(fun, slots=(0, 1)):
 
 
 def convolution(padding, groups=1):
-    """Of as many spatial axes as x has, which are padded alike."""
+    """Return a convolution over all spatial axes of x, padded alike."""
 
     def run(x, w):
         axes = x.ndim - 2

@@ -103,7 +103,7 @@ def right(target: str, parts=False) -> Case:
 
 
 def has_device():
-    """Whether there is a GPU, to which calls that are right would be handed."""
+    """Return True if there is a GPU, which would run calls that are right."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -154,7 +154,7 @@ def kernel_of(case: Case) -> str:
 
 @pytest.mark.parametrize("target", RIGHT)
 def test_right_calls_are_launched(target):
-    """By the kernel of their role.  The module's handlers get as far as CUDA."""
+    """The kernel of their role is launched.  The module's handlers get as far as CUDA."""
     for case in RIGHT[target]:
         status, asked = ask(case)
         assert status == OK, f"{case}: {asked}"
@@ -212,7 +212,7 @@ def refused(case: Case) -> str | None:
 
 
 def refuse_problem(case: Case, pattern: str) -> str:
-    """As `refuse`; if the module refuses the problem already, the message has its reason."""
+    """Refuse as `refuse` does; if the module refuses the problem already, the message has its reason."""
     message, reason = refuse(case, pattern), refused(case)
     others = ("has the shape", "want 1 or more", "addend is float32")  # which a launch sees first
     assert reason is None or message == f"{case.family}: {reason}" or any(text in message for text in others), (message, reason)
@@ -226,7 +226,7 @@ def name_of(case: Case, name: str) -> str:
 
 
 def takes_any_float(case: Case, name: str) -> bool:
-    """Whether an array's dtype follows from no other's."""
+    """Return True if an array's dtype follows from no other's."""
     if case.family == "causal":
         return name in ("x", "weight", "bias")
     return name in (next(iter(case.operands)), next(iter(case.results))) or (case.family, name) == ("scaled", "b")
@@ -319,7 +319,7 @@ def parts(**changes):
 
 
 def attributes(**changes):
-    """As a dict, but arrays stay as they are."""
+    """Return a dict whose arrays stay as they are."""
     return lambda case: dataclasses.replace(case, attributes={**case.attributes, **changes})
 
 
@@ -462,7 +462,7 @@ def test_faults(target, change, message):
 
 
 def test_a_column_of_scales_lies_beside_the_next():
-    """Where each column has its own, they are the last axis."""
+    """Scales of single columns are the last axis."""
     case = right("scaled").having(J=384)
     refuse(case.replacing(dict(right=dict(shape=(1, 384, 4)))), r"want \(1, 4, 384\)")
     refuse(case.replacing(dict(right=dict(shape=(1, 4, 1)))), "want them beside each other")
@@ -470,7 +470,7 @@ def test_a_column_of_scales_lies_beside_the_next():
 
 @pytest.mark.parametrize("target", [target for target, (case, *_) in RIGHT.items() if case.family in ("conv", "depthwise")])
 def test_products_that_leave_64_bits(target):
-    """Of sizes that are each within bounds."""
+    """Each size is within bounds."""
     case = right(target)
     for many in (2**20, 2**29, 2**30 - 1):
         huge = tuple(1 if size == 1 else many for size in case.attributes["input"])

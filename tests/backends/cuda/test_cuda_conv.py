@@ -98,7 +98,7 @@ def split(splits: int = 1) -> ConvConfig:
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_are_where_they_are(name):
-    """Of what is asked, and of the parts."""
+    """The check of a problem and the plan of its parts have the same limits."""
     last, of = LIMITS[name]
     assert refuses(of(last)) is None and isinstance(plan(of(last), split()), list)
     assert refuses(of(last + 1)) is not None and plan(of(last + 1), split()) == f"conv: {refuses(of(last + 1))}"
@@ -264,7 +264,7 @@ def test_boxes_gather_what_the_definition_asks_for(name):
 
 
 def test_random_problems():
-    """What is refused has no parts.  The phases of dgrad, with groups and the batch label, make as many parts as in the sources; sums are
+    """A refused problem has no parts.  The phases of dgrad, with groups and the batch label, make as many parts as in the sources; sums are
     split wherever the sources split them."""
     rng = random.Random(0)
     taken, phases, parts_of_sums = 0, set(), set()

@@ -1,4 +1,4 @@
-"""What the kernels of each family refuse and take, and the configs of a problem, before any launch: one suite over the families.
+"""Problems that the kernels of each family refuse and take, and the configs of a problem, before any launch: one suite over the families.
 
 A family is a test file.  It has the module of jaxext (`FAMILY`), kernels as the compiled module lists them (`TABLE`), a small problem
 (`SMALL`) and its sizes (`SIZES`), and problems: refused ones with their reasons (`REFUSED`), taken ones (`TAKEN`), those with the config
@@ -39,7 +39,7 @@ def each_row(table):
 
 
 def answers(family, problem):
-    """What the sources and, if it is there, the compiled module say of a problem."""
+    """Return the answers of the sources and, if it is there, of the compiled module to a problem."""
     yield host_code.refuses(problem, family.FAMILY)
     if not cuda_binding.missing():
         yield family.FAMILY.refused(problem)
@@ -63,7 +63,7 @@ def test_other_gpus_are_refused(name, arch):
 @pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**62, 2**31, -1, 0])
 @pytest.mark.parametrize(("name", "label"), [(name, label) for name, family in PRODUCTS.items() for label in family.SIZES])
 def test_every_number_may_be_asked_about(name, label, number, monkeypatch):
-    """Where there is nothing to do, nothing is launched.  The blocks of scales, I, J and S, divide the sizes."""
+    """Nothing is launched if there is nothing to do.  The blocks of scales, I, J and S, divide the sizes."""
     family, ask = PRODUCTS[name], PRODUCTS[name].FAMILY.refusal
     monkeypatch.setattr(family.FAMILY, "refusal", lambda target, fields, *more: ask(target, fields | {label: number}, *more))
     for reason in answers(family, family.SMALL):

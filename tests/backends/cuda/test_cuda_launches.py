@@ -113,7 +113,7 @@ def some_causals(row, count):
 
 
 def some_weight_onlys(row, count):
-    """Of few rows, or of many, whose kernels have tiles.  Then arrays of far more than 2^31 elements."""
+    """Products of few rows, or of many, whose kernels have tiles.  Then arrays of far more than 2^31 elements."""
     pick, many, dtype = random.Random(str(row)), "tile_m" in row, str(DTYPES.get(row["operands"], row["operands"]))
     draw = lambda most, step=1: step * pick.randint(1, most)
     sizes = [(draw(9), draw(600 if many else 64), draw(90, 32), draw(90, 32 if many else 64)) for _ in range(count)]

@@ -139,7 +139,7 @@ def weight_only_problems():
 
 
 def matmul_problems(**changes):
-    """Of operands that the table of fewer kernels has too."""
+    """Yield products of operands that the table of fewer kernels has too."""
     yield dataclasses.replace(product(8, 8, 8), **changes)
     for role, sizes in itertools.product(("nn", "nt", "tn"), itertools.product((0, 8, 60, 2**29, 2**31), repeat=4)):
         yield dataclasses.replace(product(8, 8, 8, role=role), **dict(zip("BMNK", sizes, strict=True)), **changes)

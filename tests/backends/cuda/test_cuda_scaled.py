@@ -136,7 +136,7 @@ def test_a_cube_is_expected_to_take_two_thirds_of_the_clocks(role):
 
 
 def test_tiles_are_as_many_as_a_grid_can_number():
-    """Of the wide tile, which is alone in host_code.py, there are too many."""
+    """There are too many wide tiles, the only ones that host_code.py knows."""
     problem = product(sizes=(1, 16, 8), B=2**31 - 2**16)
     assert host_code.refuses(problem, cuda_scaled) == "B=2147418112 M=1 N=8 K=16 I=1 J=1 S=1 make 2^31 tiles or more, want fewer"
     assert {config.tile_m for config in cuda_scaled.candidates(problem, TABLE)} == {64}

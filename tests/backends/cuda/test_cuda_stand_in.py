@@ -103,7 +103,7 @@ def scaled(turned):
 
 
 def causal(*names):
-    """With these operands beside x, weight and bias."""
+    """Return a convolution that has these operands beside x, weight and bias."""
     run = lambda x, w, b, *more: jaxext.causal_conv1d(x, w, b, **dict(zip(names, more, strict=True)), activation="silu")
     return gradients(run, (0, 1, 2))
 
@@ -191,7 +191,7 @@ PROGRAMS = {name: program for name, *program in programs()}
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_are_called_with_arrays_of_their_problem(name):
-    """Those of eight bits and of integers are moved before only where factors lie with what is contracted first."""
+    """XLA moves factors of eight bits and integers only if the contracted axis does not lie as their kernels want it."""
     function, operands, want = PROGRAMS[name]
     with jaxext.use_implementation("cuda"):
         lowered = lower(function, *operands)
@@ -270,7 +270,7 @@ def asked(module, monkeypatch):
 
 
 def test_parts_of_a_weight_that_no_kernel_takes(asked):
-    """What is asked is a device's part: of 48 columns."""
+    """The module is asked about a device's part, 48 columns."""
     assert "jaxext_weight_only" not in split_product(None, 384, *SPLITS["columns"][:3]).as_text()
     assert asked["N"] == 48
 
@@ -300,7 +300,7 @@ ASKED = {  # by the target: a function, its operands, and the fields that are as
 
 @pytest.mark.parametrize("target", ASKED)
 def test_what_the_module_refuses_is_refused(asked, target):
-    """With its reason; it is asked of the family whose kernels would be called, in full, and of the axes of the kernel."""
+    """The reason is shown; the module is asked in full, about the family and the axes of the kernel that would be called."""
     function, operands, fields = ASKED[target]
     with jax.numpy_dtype_promotion("standard"):
         assert explained(function, *operands).refused["cuda"] == "says the test"
@@ -321,7 +321,7 @@ def products(bits, rows, K=512, N=256, group: int | None = 128):
 
 
 def product_of_scales(s, t):
-    """Of scales of these shapes."""
+    """Return a product whose scales have these shapes."""
     product = lambda x, w, t: jaxext.scaled_dot(x, w, lhs_scale=None if s is None else jnp.ones(s, jnp.float32), rhs_scale=t)
     return product, struct(3, 512), struct(512, 256, dtype=jnp.int8), floats(*t)
 

@@ -84,7 +84,7 @@ def addresses(target, operands, results, attributes):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_arrays_of_causal(backward):
-    """With whichever operands there are."""
+    """Each of the optional operands may be absent."""
     B, T, C, J = 2, 7, 11, 5
     x, state = ("bfloat16", (B, T, C)), ("bfloat16", (B, J - 1, C))
     optional = dict(bias=("float32", (C,)), initial_states=state, seq_idx=("int32", (B, T)), idx_of_states=("int32", (B, J - 1)))
@@ -102,7 +102,7 @@ def test_arrays_of_causal(backward):
 
 
 def test_arrays_of_depthwise():
-    """With the arrays of an epilogue."""
+    """The arrays of an epilogue arrive too."""
     one, size, y = (1, 1, 1), (1, 1, 4), ("bfloat16", (2, 3, 1, 1, 4, 5, 7))
     attributes = dict(B=2, N=3, G=5, C=1, K=7, input=size, filter=one, output=size, stride=one, low=(0, 0, 0), input_dilation=one)
     attributes |= dict(filter_dilation=one, lanes=1, strip=1, pieces=1, lines=0, splits=1, activation=1, bias=1, residual=1, saves=1)

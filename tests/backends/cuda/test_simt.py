@@ -121,7 +121,7 @@ def test_the_kernel_that_is_taken(simulator, dtype, role):
 
 
 def test_every_kernel_is_run(simulator):
-    """By a case of test_geometry: as it is, or with channels for vectors."""
+    """A case of test_geometry runs each kernel: as it is, or with channels for vectors."""
     cases = [of_role(each, role) for case in CASES.values() if case.G for each in (case, in_vectors(case)) for role in ROLES]
     cases = [case for case in cases if 0 not in shape_of(case, ROLES[case.role])]
     replies = simulator.run(DEPTHWISE, [(case, cuda_depthwise.pick(case), None) for case in cases])

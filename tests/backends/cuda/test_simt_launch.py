@@ -375,7 +375,7 @@ def check_launches(simulator, family, cases, shifts=None):
     "family, random, shifts", [(DEPTHWISE, convolutions, "xwy"), (CAUSAL, sequences, "x"), (WEIGHT_ONLY, products, "")]
 )
 def test_what_is_taken_can_be_launched(simulator, family, random, shifts):
-    """In every configuration, wherever the arrays start, if they fit into memory.  2^30 channels were taken, and then refused."""
+    """Every configuration can, wherever the arrays start, if they fit into memory.  2^30 channels were taken, and then refused."""
     cases = random(np.random.default_rng(0))
     taken = [case for case in cases if host_code.refuses(case, family.module) is None]
     assert min(len(taken), len(cases) - len(taken)) > 100

@@ -104,7 +104,7 @@ def test_misaligned_arrays_are_refused(simulator, name):
 
 
 def test_division_by_the_steps_of_a_scale_is_exact():
-    """As the kernel does it: the high half of a product with 2^32 over the divisor, rounded up."""
+    """The kernel does so too: the high half of a product with 2^32 over the divisor, rounded up."""
     steps = np.arange(1 << 16, dtype=np.uint64)
     for of_scale in (2, 3, 4, 5, 7, 12, 100, 255, 1023, 4097, 32768, 65535):
         np.testing.assert_array_equal(steps * np.uint64(-(-(1 << 32) // of_scale)) >> np.uint64(32), steps // np.uint64(of_scale))

@@ -86,7 +86,7 @@ def a_problem(name, arch):
     ],
 )
 def test_picks_are_well_compiled(name, arch):
-    """By the laws of all kernels; and large tiles are multiplied by the newest tensor cores."""
+    """The laws of all kernels hold, and large tiles are multiplied by the newest tensor cores."""
     module, problem = a_problem(name, arch)
     if reason := module.supports(problem):
         assert arch < 89 and "8-bit floats" in reason
@@ -120,7 +120,7 @@ def test_convolutions_of_odd_channels(role, channels, precision, arch):
 
 
 def test_integers_are_multiplied_by_tensor_cores():
-    """Of one channel per group, several of which share a tile; the result wraps in int8."""
+    """Groups have one channel, and several share a tile; the result wraps in int8."""
     problem = ConvProblem(
         name="conv2d_fprop", role="fprop", B=1, N=2, G=32, C=1, K=1, input=(1, 16, 32), filter=(1, 3, 3), output=(1, 16, 32),
         low=(0, 1, 1), dtypes=("i8", "i8", "i8"), precision="tf32", arch=80,

@@ -316,7 +316,7 @@ def test_lines_that_fit():
 
 
 def test_rows_of_two_blocks(monkeypatch):
-    """Of six rows of the output, four in the first block; the second overhangs."""
+    """The output has six rows, four in the first block; the second overhangs."""
     monkeypatch.setattr(conv_rows, "BLOCK", 4 * 5 * 16)
     assert SAME.output == (6, 5)
     check(labels(G=16), SAME, "w", (False,), "rows")
@@ -347,7 +347,7 @@ WITH_SIZES = [
 
 @pytest.mark.parametrize(("dtypes", "sizes"), WITH_SIZES)
 def test_dtypes(dtypes, sizes):
-    """Of both operands and the result; integers wrap."""
+    """Both operands and the result have them; integers wrap."""
     check(SIZES[sizes], SHORT, dtypes=dtypes)
 
 
@@ -417,7 +417,7 @@ def test_the_plan_is_the_least_cost(choice):
 
 
 def test_nothing_is_to_be_chosen():
-    """Where XLA may still partition, of a traced batch size, and of dense convolutions of 64 bits: the rates are of 32 bits."""
+    """XLA may still partition, the batch size is traced, or a dense convolution has 64 bits: the rates are those of 32 bits."""
     for splitter, sizes in itertools.product((Splitter.XLA, Splitter.LATER), SIZES.values()):
         assert len(plans("y", sizes, GEOMETRIES["same"], splitter=splitter)) == 1
     traced = labels(N=export.symbolic_shape("n")[0], G=3)
