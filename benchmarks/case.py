@@ -20,7 +20,7 @@ from jax import lax
 
 import jaxext
 from jaxext import extend
-from jaxext.forms.form import Form, owner
+from jaxext.core.form import Form, owner
 
 LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 LEARNING_RATE = 1e-3

@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Iterable
 
-from jaxext.backends.problems import DTYPES
+from jaxext.backends.fields import DTYPES
 
 from . import compiled_cuda
 from .cuda_names import CONV_ROLES, MATMUL_ROLES, demangled, describe

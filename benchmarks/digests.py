@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.kernel import KERNELS, PROBLEMS, KernelImplementation
 from jaxext.backends.triton import triton_binding
-from jaxext.forms.implementation import hash_of
+from jaxext.core.implementation import hash_of
 from jaxext.tables import environment
 
 from .report import Measured, Results

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from jax import lax
 
-from jaxext.forms.window import dilate
+from jaxext.core.window import dilate
 
 from .geometry import Geometry
 

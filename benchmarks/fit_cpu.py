@@ -1,4 +1,4 @@
-"""Fits the rates by which `xla` chooses the algorithm of a convolution on a CPU (jaxext/backends/xla/conv_rates.json).
+"""Fits the rates by which `xla` chooses the algorithm of a convolution on a CPU (jaxext/ops/conv/xla_rates.json).
 
     python -m jaxext.benchmarks.fit_cpu --json rows.json                # measures random convolutions by every algorithm, and fits
     python -m jaxext.benchmarks.fit_cpu --rows rows.json                # fits again
@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from jaxext.backends.xla import conv_plan, conv_rates
-from jaxext.backends.xla.conv_work import Conv, Work
 from jaxext.cli.terminal import UsageError, count
-from jaxext.forms.call import Splitter
+from jaxext.core.call import Splitter
+from jaxext.ops.conv import xla_plan as conv_plan
+from jaxext.ops.conv import xla_rates as conv_rates
+from jaxext.ops.conv.xla_work import Conv, Work
 from jaxext.tables import environment
 
 from .draws import draw

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxext
-from jaxext.forms.window import Window, dilate, meetings
+from jaxext.core.window import Window, dilate, meetings
 
 from .case import STEP, convolution
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxext.cli.terminal import UsageError, count, says_json, tell
-from jaxext.forms.family import families
+from jaxext.core.family import families
 from jaxext.tables.environment import report
 
 from . import compiled, compiled_cuda, device_code

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
-from jaxext.forms.form import Form
+from jaxext.core.form import Form
 
 from .case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product, ragged
 

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 
 import jaxext
-from jaxext.backends.xla import conv_algorithms, conv_plan
-from jaxext.backends.xla.conv_work import Conv
-from jaxext.backends.xla.xla_conv import XlaConv
+from jaxext.ops.conv import xla_algorithms as conv_algorithms
+from jaxext.ops.conv import xla_plan as conv_plan
+from jaxext.ops.conv.xla import XlaConv
+from jaxext.ops.conv.xla_work import Conv
 from jaxext.tables import environment, in_force
 from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing

@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import missing
-from jaxext.backends.cuda.cuda_convolutions import CudaConv
-from jaxext.backends.cuda.cuda_matmul import CudaMatmul
-from jaxext.backends.cuda.cuda_ragged import CudaRagged
-from jaxext.backends.triton.triton_conv import TritonConv
-from jaxext.backends.triton.triton_matmul import TritonMatmul
-from jaxext.backends.triton.triton_ragged import TritonRagged
 from jaxext.kernels.launch import BITS
 from jaxext.kernels.machine import machine
+from jaxext.ops.conv.cuda import CudaConv
+from jaxext.ops.conv.triton import TritonConv
+from jaxext.ops.matmul.cuda import CudaMatmul
+from jaxext.ops.matmul.triton import TritonMatmul
+from jaxext.ops.ragged.cuda import CudaRagged
+from jaxext.ops.ragged.triton import TritonRagged
 
 from .problems import PRODUCTS
 from .report import Report, read

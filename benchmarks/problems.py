@@ -20,8 +20,8 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from jaxext.forms.family import families
-from jaxext.forms.form import Form, owner
+from jaxext.core.family import families
+from jaxext.core.form import Form, owner
 
 from .case import Problem
 from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp, Ragged

@@ -27,8 +27,8 @@ import msgspec
 import jaxext
 from jaxext._target import use_device
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.cuda.cuda_matmul import CudaMatmul
-from jaxext.backends.triton.triton_matmul import TritonMatmul
+from jaxext.ops.matmul.cuda import CudaMatmul
+from jaxext.ops.matmul.triton import TritonMatmul
 from jaxext.tables import environment, record, table_file
 from jaxext.tables.table_format import Context, Entry, Verified
 from jaxext.verify import cases, contact_list

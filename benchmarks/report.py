@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from jaxext.cli import terminal
-from jaxext.forms.family import names_of_implementations
+from jaxext.core.family import names_of_implementations
 from jaxext.tuning.timing import law
 
 SCHEMA = "jaxext bench 1"

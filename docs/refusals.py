@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxext
-from jaxext.forms.family import families
+from jaxext.core.family import families
 from jaxext.tables import record
 
 PATH = pathlib.Path(__file__).parent / "operations" / "refusals.json"

@@ -12,24 +12,20 @@ if importlib.util.find_spec("jaxext.kernels") is None:  # installed packages hav
 
 # ruff: noqa: E402
 from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
-from jaxext import checkpoint_policies, extend
-from jaxext.families.dispatch import in_place_of_lax, use_implementation, use_invariant
+from jaxext import extend
+from jaxext import checkpoint_policies
+from jaxext.lax.dispatch import in_place_of_lax, use_implementation, use_invariant
 from jaxext._export import export_disabled_checks, register_cuda_kernels
 from jaxext._target import lower_for, use_target
 from jaxext.tables.in_force import use_table
-from jaxext.fused import conv_bias_act, gated_linear_unit, linear
-from jaxext.ops import (
-    conv,
-    conv_general_dilated,
-    conv_transpose,
-    convolve,
-    dot_general,
-    matmul,
-)
-from jaxext.quantized import Quantized, fp8_matmul, pack_int4, quantize, quantized_matmul, scaled_dot, unpack_int4
-from jaxext.ragged_products import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
-from jaxext.sequences import causal_conv1d, causal_conv1d_update
-from jaxext.symmetric_products import gram, newton_schulz
+from jaxext.ops.fused import conv_bias_act, gated_linear_unit, linear
+from jaxext.ops.conv import conv, conv_general_dilated, conv_transpose, convolve
+from jaxext.ops.matmul import dot_general, matmul
+from jaxext.ops.quantized import Quantized, fp8_matmul, pack_int4, quantize, quantized_matmul, unpack_int4
+from jaxext.ops.scaled import scaled_dot
+from jaxext.ops.ragged import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
+from jaxext.ops.causal import causal_conv1d, causal_conv1d_update
+from jaxext.ops.gram import gram, newton_schulz
 
 if TYPE_CHECKING:
     from jaxext import parallel, privacy

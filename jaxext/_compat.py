@@ -244,7 +244,7 @@ def _name_callback(module, call: ir.OpView, target: str) -> None:
     """Replace the address of a custom_partitioning callback in a program by a name that is the same in every process.
 
     The text of a program is its key in the persistent compilation cache, and an address differs in each process.  The name is a hash of
-    what the callback depends on: `product` and `code` of the call (`forms/partition`), the target and the devices.  Programs with the same
+    what the callback depends on: `product` and `code` of the call (`core/partition`), the target and the devices.  Programs with the same
     name share a callback.  A call without `code` keeps the address.  Removed once custom_partitioning takes a name.
     """
     told = {named.name: str(named.attr) for named in ir.DictAttr(call.attributes["mhlo.frontend_attributes"])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax.export import DisabledSafetyCheck
 
 from jaxext.backends.cuda import cuda_binding
-from jaxext.forms.family import families
+from jaxext.core.family import families
 
 
 def export_disabled_checks() -> list[DisabledSafetyCheck]:

@@ -14,7 +14,7 @@ import jax
 
 from jaxext import _compat
 from jaxext._told import depth_of_the_user, told
-from jaxext.forms.form import dimension_numbers, owner
+from jaxext.core.form import dimension_numbers, owner
 
 __all__ = [
     "checkpoint_dots",

@@ -114,7 +114,7 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvProblem:
-    """A convolution's role on one device: sizes by label (`jaxext.families.conv`), x[B,N,D,H,W,G,C], w[B,G,K,T,R,S,C], y[B,N,O,P,Q,G,K].
+    """A convolution's role on one device: sizes by label (`jaxext.ops.conv.form`), x[B,N,D,H,W,G,C], w[B,G,K,T,R,S,C], y[B,N,O,P,Q,G,K].
 
     Missing spatial axes, the leading ones, have size 1.
     """

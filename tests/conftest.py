@@ -93,7 +93,8 @@ def pytest_runtest_setup(item):
 @contextlib.contextmanager
 def _long_runs():
     """Plans for programs that run so often that compilation costs nothing, by the least time: small convolutions are rewritten."""
-    from jaxext.backends.xla import conv_plan, conv_rates
+    from jaxext.ops.conv import xla_plan as conv_plan
+    from jaxext.ops.conv import xla_rates as conv_rates
 
     def forget():
         conv_plan.plans.cache_clear()

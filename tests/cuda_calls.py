@@ -22,9 +22,11 @@ import test_scaled_dot
 from cases import random
 from cuda_cases import LONG, SHAPES, SLOTS, Case, causal, conv, gram, matmul, numbers_of, pieces, ragged, scaled, weight_only
 
-from jaxext.backends import problems
-from jaxext.backends.cuda import cuda_binding, cuda_ragged, cuda_scaled
+from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.fields import DTYPES
 from jaxext.kernels.ragged.problem import visits
+from jaxext.ops.ragged import cuda as cuda_ragged
+from jaxext.ops.scaled import cuda as cuda_scaled
 
 Arrays = dict[str, np.ndarray]
 DEFINITIONS: dict[str, Any] = {"conv": test_conv, "scaled": test_scaled_dot}
@@ -113,7 +115,7 @@ def matmul_call(row, B, rows, columns, depth, splits=1, integers=True) -> Call:
 def ragged_call(row, sizes, rows, integers=True, offset=0, B=1, P=1, R=1, **columns) -> Call:
     """`sizes`: of groups, `columns`: K and N.  Ranges and operands are those of test_ragged_kernel: rows of no group are NaN."""
     begin, end = test_ragged_kernel.ranges_of(sizes, B, P, offset)
-    dtypes = (problems.DTYPES[row["operands"]],) * 3
+    dtypes = (DTYPES[row["operands"]],) * 3
     problem = test_ragged_kernel.a_problem(row["role"], (begin, end), rows, B, P, R, **columns, dtypes=dtypes)
     operands = test_ragged_kernel.some_operands(problem, begin, end, integers)
     places = np.stack([begin, end], -1) if row["role"] == "tn" else visits(np, begin, end, rows, row["tile_m"])

@@ -6,9 +6,11 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_weight_only
-from jaxext.backends.problems import DTYPES
+from jaxext.backends.fields import DTYPES
 from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
+from jaxext.ops.causal import cuda as cuda_causal
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.scaled import cuda_weight_only
 
 # In the order of jaxext::Dtype.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}

@@ -10,8 +10,8 @@ import host_code
 import numpy as np
 import test_depthwise
 
-from jaxext.backends.cuda import cuda_conv
 from jaxext.kernels.geometry import ConvProblem
+from jaxext.ops.conv import cuda_dense as cuda_conv
 
 OPEN = test_depthwise.ROLES  # role -> the slot
 ROLES = tuple(OPEN)

@@ -52,7 +52,8 @@ def watch(reached: set[str], planned: bool) -> None:
     Which ones follows from the product alone, so that what JAX caches does not depend on the seeds before.  lax's own convolution only runs
     where the plan has it, since XLA has defects of its own there.
     """
-    from jaxext.backends.xla import conv_algorithms, conv_plan
+    from jaxext.ops.conv import xla_algorithms as conv_algorithms
+    from jaxext.ops.conv import xla_plan as conv_plan
 
     plans, run, planning, running = conv_plan.plans, conv_algorithms.run, 0, 0
 

@@ -17,9 +17,10 @@ import cpp
 import numpy as np
 
 import jaxext
-from jaxext.backends.cuda import cuda_conv, cuda_matmul
-from jaxext.backends.cuda.cuda_conv import ConvConfig
 from jaxext.kernels.geometry import ConvProblem
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv.cuda_dense import ConvConfig
+from jaxext.ops.matmul import cuda as cuda_matmul
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROLES = {"fprop": 0, "dgrad": 1, "wgrad": 2}  # jaxext::ConvRole

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import jax
 
 from jaxext import extend
-from jaxext.forms.family import families
-from jaxext.forms.form import owner
+from jaxext.core.family import families
+from jaxext.core.form import owner
 from jaxext.tables import environment, in_force
 
 

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.problems import DTYPES
+from jaxext.backends.fields import DTYPES
 from jaxext.backends.triton.triton_binding import TritonKernels
-from jaxext.forms.call import Call
-from jaxext.forms.family import Family, declare
-from jaxext.forms.form import Companion, Form, define
-from jaxext.forms.implementation import Implementation
+from jaxext.core.call import Call
+from jaxext.core.family import Family, declare
+from jaxext.core.form import Companion, Form, define
+from jaxext.core.implementation import Implementation
 
 
 class ScaledXla(Implementation):

@@ -13,10 +13,13 @@ import test_causal_kernel
 import test_depthwise
 from cuda_cases import LONG, Case, causal, conv, weight_only
 
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
-from jaxext.backends.cuda.cuda_causal import CausalConfig
-from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
 from jaxext.backends.triton.interpreter import DTYPES
+from jaxext.ops.causal import cuda as cuda_causal
+from jaxext.ops.causal.cuda import CausalConfig
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
+from jaxext.ops.scaled import cuda_weight_only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

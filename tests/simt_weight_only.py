@@ -3,8 +3,8 @@
 import numpy as np
 from harness import check
 
-from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
 from jaxext.backends.triton.interpreter import DTYPES
+from jaxext.ops.scaled.cuda_weight_only import WeightOnlyProblem
 
 NAMES = ("x", "q", "scale", "y")
 

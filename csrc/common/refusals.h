@@ -16,7 +16,7 @@ namespace jaxext {
 using Reason = std::optional<std::string>;  // for refusing
 
 // The dtypes of the operands, in the order of slots, of the result, and of a further operand, such as a bias ("" if there is none), by the
-// short names of `jaxext.backends.problems.DTYPES`.  Python has more dtypes than any kernel here.
+// short names of `jaxext.backends.fields.DTYPES`.  Python has more dtypes than any kernel here.
 struct Dtypes {
   std::string first, second, result, further = "";
 };

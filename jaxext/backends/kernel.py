@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
-from jaxext.forms.composition import composed
-from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
-from jaxext.forms.precisions import WORDS
-from jaxext.forms.window import meetings
+from jaxext.core.call import EXPORTED, Call, Splitter, symbolic_size
+from jaxext.core.composition import composed
+from jaxext.core.implementation import Algorithm, Implementation, Plan, file_of, files_of, hash_of
+from jaxext.core.precisions import WORDS
+from jaxext.core.window import meetings
 from jaxext.kernels.launch import BITS
 from jaxext.kernels.machine import machine
 from jaxext.kernels.matmul.problem import MatmulProblem
@@ -52,13 +52,13 @@ class KernelCall:
 
 
 class KernelImplementation(Implementation, abc.ABC):
-    """Base class of implementations made of kernels.  The version of a subclass is a hash of its folder and of the files in `shared`."""
+    """Base class of implementations made of kernels.  The version of a subclass is a hash of its files and of those in `shared`."""
 
     version = "of its files"
     rows_by_config = True
     epilogues = False  # whether its kernels fuse them
-    # Files outside the class's own folder that its results depend on.
-    shared: Sequence[pathlib.Path] = (pathlib.Path(__file__), pathlib.Path(__file__).with_name("problems.py"))
+    # Files of no class that its results depend on.
+    shared: Sequence[pathlib.Path] = (pathlib.Path(__file__), pathlib.Path(__file__).with_name("fields.py"))
 
     def plan(self, call: Call) -> Plan | str:
         if reason := symbolic_size(call) or self.lacks(call):
@@ -70,7 +70,7 @@ class KernelImplementation(Implementation, abc.ABC):
         return reason or KernelPlan(self, call, problem)
 
     def code(self, platform: str) -> str:
-        return hash_of([*folder_of(type(self)), *self.shared])
+        return hash_of([*files_of(self), *self.shared])
 
     @abc.abstractmethod
     def lacks(self, call: Call) -> str | None:

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxext.forms.call import symbolic_size
-from jaxext.forms.choose import replacing_lax
-from jaxext.forms.form import owner
-from jaxext.forms.implementation import Plan
+from jaxext.core.call import symbolic_size
+from jaxext.core.choose import replacing_lax
+from jaxext.core.form import owner
+from jaxext.core.implementation import Plan
 from jaxext.hazards.subjects import Equation, Planned
 from jaxext.tuning import random_operands, timing
 from jaxext.tuning.truth import alone

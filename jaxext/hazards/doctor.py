@@ -17,9 +17,8 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxext._told import PAGES, counted, told
-from jaxext.families.dispatch import in_place_of_lax
-from jaxext.forms.choose import replacing_lax
-from jaxext.forms.form import Form, owner
+from jaxext.core.choose import replacing_lax
+from jaxext.core.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
 from jaxext.hazards.fused_reduction import FusedReductions
 from jaxext.hazards.hazard import Hazard
@@ -29,6 +28,7 @@ from jaxext.hazards.reading import Origins, computes_gradients
 from jaxext.hazards.remarks import no_loss, remarks
 from jaxext.hazards.split_axes import ASKED, Splits, product_splits
 from jaxext.hazards.subjects import PRODUCTS, Equation, Place, Planned, place
+from jaxext.lax.dispatch import in_place_of_lax
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
 from jaxext.tuning.tune import with_gradient
 from jaxext.tuning.walk import Step, walk

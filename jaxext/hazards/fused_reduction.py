@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from jaxext.forms.form import rows_columns_depth
+from jaxext.core.form import rows_columns_depth
 from jaxext.hazards.reading import CALLS, ELEMENTWISE, Origins
 from jaxext.tuning.walk import Step, jaxprs_in
 

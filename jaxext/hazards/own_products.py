@@ -8,9 +8,9 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from jaxext.forms.choose import Choice
-from jaxext.forms.form import owner
-from jaxext.forms.invariant import Invariant
+from jaxext.core.choose import Choice
+from jaxext.core.form import owner
+from jaxext.core.invariant import Invariant
 from jaxext.hazards.fused_reduction import FusedReductions
 from jaxext.hazards.reading import Origins
 from jaxext.hazards.subjects import Equation

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.forms.call import Call
+from jaxext.core.call import Call
 from jaxext.hazards.hazard import GPUS
 from jaxext.hazards.subjects import PRODUCTS, Conv, Equation, Planned
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from jaxext.forms.form import owner
+from jaxext.core.form import owner
 from jaxext.hazards.reading import computes_gradients, constants_in_products
 from jaxext.hazards.subjects import PRODUCTS
 

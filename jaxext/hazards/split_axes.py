@@ -17,7 +17,7 @@ from jax.extend.mlir.dialects import sdy
 from jax.sharding import NamedSharding
 
 from jaxext import _compat
-from jaxext.forms.form import owner
+from jaxext.core.form import owner
 from jaxext.tuning.walk import walk
 
 Split = tuple[tuple[str, ...], ...]  # of each dimension: the mesh axes that split it

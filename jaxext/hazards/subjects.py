@@ -13,11 +13,11 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from jaxext import _compat
-from jaxext.forms import flops
-from jaxext.forms.call import Call
-from jaxext.forms.choose import Choice
-from jaxext.forms.form import owner
-from jaxext.forms.window import dilate
+from jaxext.core import flops
+from jaxext.core.call import Call
+from jaxext.core.choose import Choice
+from jaxext.core.form import owner
+from jaxext.core.window import dilate
 from jaxext.hazards.split_axes import Split
 from jaxext.tuning.explain import AS_LAX
 from jaxext.tuning.walk import Step

@@ -34,7 +34,7 @@ from jax.sharding import AxisType
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxext._compat import align_varying
-from jaxext.ops import matmul
+from jaxext.ops.matmul import matmul
 from jaxext.parallel import by_platform
 from jaxext.parallel.axes import devices_along
 

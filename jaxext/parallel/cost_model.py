@@ -27,8 +27,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxext._told import told
-from jaxext.forms.form import Form, owner
-from jaxext.forms.window import Window, dilate, labels
+from jaxext.core.form import Form, owner
+from jaxext.core.window import Window, dilate, labels
 from jaxext.parallel.split_form import Cost, SplitForm
 
 

@@ -27,7 +27,7 @@ from jax.typing import ArrayLike
 
 from jaxext._compat import align_varying
 from jaxext._told import array_named, told
-from jaxext.families.ragged import ranges
+from jaxext.ops.ragged.form import ranges
 from jaxext.parallel import by_platform
 from jaxext.parallel.axes import devices_along
 

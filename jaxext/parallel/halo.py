@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxext import ops
 from jaxext._compat import align_varying
 from jaxext._told import told
-from jaxext.forms.form import owner
+from jaxext.core.form import owner
+from jaxext.ops.conv import conv_general_dilated as one_device
 from jaxext.parallel.axes import devices_along
 from jaxext.parallel.shards import Part, senders
 
@@ -80,7 +80,7 @@ def conv_general_dilated(
       (2, 32, 16, 16)
     """
     conv = functools.partial(
-        ops.conv_general_dilated,
+        one_device,
         window_strides=window_strides,
         rhs_dilation=rhs_dilation,
         dimension_numbers=dimension_numbers,

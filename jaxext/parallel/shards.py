@@ -1,7 +1,7 @@
 """The geometry of a convolution whose spatial axes are split over devices: the rows that each part reads, and its halo.
 
 An axis with input H and output P is split into n equal parts, with h = H/n and q = P/n.  Part i holds rows [i·h, (i+1)·h) of the input and
-computes y[i·q], ..., y[(i+1)·q - 1].  These outputs read the dilated and padded input x̃ (`forms/window`) from stride·q·i on, over a span of
+computes y[i·q], ..., y[(i+1)·q - 1].  These outputs read the dilated and padded input x̃ (`core/window`) from stride·q·i on, over a span of
 
     reach = stride·(q - 1) + (filter - 1)·filter_dilation + 1.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxext.forms.window import Window, dilate
+from jaxext.core.window import Window, dilate
 
 
 def halo(window: Window, axis: int, parts: int) -> tuple[int, int]:

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxext._told import told
-from jaxext.forms.form import Form
-from jaxext.forms.window import Window, labels, meetings
+from jaxext.core.form import Form
+from jaxext.core.window import Window, labels, meetings
 from jaxext.parallel.shards import halo, senders
 
 # Bytes that each of n devices in a ring sends, divided by the bytes of its result.

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext._told import depth_of_the_user, told
-from jaxext.forms import partition
+from jaxext.core import partition
 from jaxext.privacy.products import squared
 from jaxext.privacy.taps import Met, Taps, used_often
 

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.forms.form import Form, owner
-from jaxext.forms.window import Window
+from jaxext.core.form import Form, owner
+from jaxext.core.window import Window
 
 
 def squared(x: jax.Array, dtype: Any) -> jax.Array:

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxext._compat import evaluated, scan_counts, source_line
-from jaxext.families.dispatch import in_place_of_lax
-from jaxext.forms.family import is_replaced
-from jaxext.forms.form import Form, owner
-from jaxext.forms.operation import Operation
+from jaxext.core.family import is_replaced
+from jaxext.core.form import Form, owner
+from jaxext.core.operation import Operation
+from jaxext.lax.dispatch import in_place_of_lax
 from jaxext.privacy.made import Leaf, Made, has_leaves, leaves_of, plain, remaking, tangents
 from jaxext.privacy.square_norms import Meeting, Way
 

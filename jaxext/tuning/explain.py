@@ -14,11 +14,11 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jaxext._compat import PLATFORMS, Splitter
 from jaxext._target import compute_capability
 from jaxext._told import told
-from jaxext.forms.call import Call, precision_name
-from jaxext.forms.choose import Choice, choose, planned
-from jaxext.forms.form import owner
-from jaxext.forms.invariant import Invariant
-from jaxext.forms.window import Window
+from jaxext.core.call import Call, precision_name
+from jaxext.core.choose import Choice, choose, planned
+from jaxext.core.form import owner
+from jaxext.core.invariant import Invariant
+from jaxext.core.window import Window
 from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning.layout import Around

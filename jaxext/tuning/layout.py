@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from jaxext.forms.form import Form
+from jaxext.core.form import Form
 
 
 class Around:

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxext.forms.call import Call
-from jaxext.forms.form import form_of
+from jaxext.core.call import Call
+from jaxext.core.form import form_of
 
 
 def normal(shapes: Sequence[Sequence[int]], dtypes: Any, *, integers: bool = False) -> list[jax.Array]:

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxext._compat import Splitter
-from jaxext.forms.call import Call
-from jaxext.forms.choose import choose, described, faster
-from jaxext.forms.form import owner
-from jaxext.forms.implementation import Plan
+from jaxext.core.call import Call
+from jaxext.core.choose import choose, described, faster
+from jaxext.core.form import owner
+from jaxext.core.implementation import Plan
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import random_operands, timing, truth
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext.forms.call import Call
-from jaxext.forms.choose import computed, replacing_lax
-from jaxext.forms.implementation import Implementation, Plan
+from jaxext.core.call import Call
+from jaxext.core.choose import computed, replacing_lax
+from jaxext.core.implementation import Implementation, Plan
 from jaxext.tuning import random_operands, timing
 
 

@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from jaxext._compat import without_stored_programs
 from jaxext._told import counted, told
-from jaxext.forms.call import Call
+from jaxext.core.call import Call
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tuning import timing
 from jaxext.tuning.trial import Trial, measure

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 
 from jaxext.backends.kernel import KernelPlan
-from jaxext.forms.call import Call
-from jaxext.forms.family import Family
-from jaxext.forms.form import owner
-from jaxext.forms.implementation import Implementation, Plan
+from jaxext.core.call import Call
+from jaxext.core.family import Family
+from jaxext.core.form import owner
+from jaxext.core.implementation import Implementation, Plan
 from jaxext.tuning.explain import call_of
 from jaxext.tuning.walk import walk
 from jaxext.verify.contact_list import Contact

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxext
-from jaxext.forms.family import families
+from jaxext.core.family import families
 from jaxext.tuning.tune import with_gradient
 
 PLATFORM, IMPLEMENTATIONS = "cuda", ("triton", "cuda")  # where and by which kernels they are checked

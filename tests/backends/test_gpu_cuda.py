@@ -28,8 +28,14 @@ from test_simt import CASES as DEPTHWISE
 
 import jaxext
 from jaxext._target import compute_capability
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_ragged, cuda_scaled
+from jaxext.backends.cuda import cuda_binding
 from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.matmul import cuda as cuda_matmul
+from jaxext.ops.matmul import cuda_pieces
+from jaxext.ops.ragged import cuda as cuda_ragged
+from jaxext.ops.scaled import cuda as cuda_scaled
 from jaxext.verify.check import RECORDED, held
 from jaxext.verify.laws import SUMS
 

@@ -13,9 +13,10 @@ from jax import lax
 from lowered import custom_calls, struct
 
 import jaxext
-from jaxext.backends import preference
-from jaxext.backends.cuda import cuda_binding, cuda_convolutions
-from jaxext.backends.triton import triton_conv
+from jaxext.backends.cuda import cuda_binding
+from jaxext.ops.conv import cuda as cuda_convolutions
+from jaxext.ops.conv import preference
+from jaxext.ops.conv import triton as triton_conv
 
 pytest.importorskip("triton")
 

@@ -21,9 +21,9 @@ from lowered import NHWC, operations, struct
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.xla import conv_algorithms
-from jaxext.forms.call import Splitter
-from jaxext.forms.window import Window
+from jaxext.core.call import Splitter
+from jaxext.core.window import Window
+from jaxext.ops.conv import xla_algorithms as conv_algorithms
 
 # NVIDIA's numbers of an H200, those that the compiler asks for.
 H200 = """

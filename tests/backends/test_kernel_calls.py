@@ -10,10 +10,12 @@ import pytest
 from jax import lax
 
 import jaxext
-from jaxext.backends import kernel, problems
-from jaxext.forms.implementation import Plan
+from jaxext.backends import kernel
+from jaxext.core.implementation import Plan
 from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.ops.conv.problem import conv_problem
+from jaxext.ops.matmul.problem import matmul_problem
 from jaxext.tables import in_force
 
 PRESET = lax.DotAlgorithmPreset
@@ -42,20 +44,20 @@ PRECISIONS = [
 
 @pytest.mark.parametrize(("precision", "dtype", "want"), PRECISIONS, ids=str)
 def test_the_precision_that_kernels_multiply_with(precision, dtype, want):
-    problem: Any = problems.matmul_problem(matmul_of(dtype, precision, np.float32), MatmulProblem, 90)
+    problem: Any = matmul_problem(matmul_of(dtype, precision, np.float32), MatmulProblem, 90)
     assert isinstance(problem, MatmulProblem) and problem.precision == want
 
 
 @pytest.mark.parametrize("precision", [PRESET.BF16_BF16_F32, PRESET.F16_F16_F32, PRESET.F64_F64_F64], ids=str)
 def test_a_precision_that_no_kernel_has_is_refused(precision):
-    reason = problems.matmul_problem(matmul_of(np.float32, precision), MatmulProblem, 90)
+    reason = matmul_problem(matmul_of(np.float32, precision), MatmulProblem, 90)
     assert isinstance(reason, str) and reason.startswith(f"precision is {precision}, want one of")
 
 
 def test_missing_spatial_axes_are_the_leading_ones():
     x, w = np.ones((2, 9, 3), np.float32), np.ones((5, 3, 4), np.float32)
     conv = lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(3, 1)], (6,), (4,), ("NWC", "WIO", "NWC"))
-    problem: Any = problems.conv_problem(call_of(conv, x, w), 90)
+    problem: Any = conv_problem(call_of(conv, x, w), 90)
     assert isinstance(problem, ConvProblem)
     assert (problem.input, problem.filter, problem.output) == ((1, 1, 9), (1, 1, 5), (1, 1, 19))
     assert (problem.stride, problem.low) == ((1, 1, 2), (0, 0, 3))

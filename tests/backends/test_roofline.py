@@ -6,13 +6,15 @@ import pytest
 
 pytest.importorskip("triton")
 
-from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_matmul
 from jaxext.kernels.conv import plan as conv
 from jaxext.kernels.depthwise import plan as depthwise
 from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.launch import SHARED_MEMORY
 from jaxext.kernels.machine import LAUNCH, machine
 from jaxext.kernels.matmul import plan as matmul
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.matmul import cuda as cuda_matmul
 
 BF16 = dict(dtypes=("bf16",) * 3, precision="tf32", arch=90)
 IMAGE = dict(B=1, N=64, input=(1, 64, 64), filter=(1, 1, 1), output=(1, 64, 64), **BF16)

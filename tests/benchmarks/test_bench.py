@@ -18,12 +18,12 @@ import registrations
 
 import jaxext
 from jaxext import extend
-from jaxext.backends.xla.xla_matmul import XlaMatmul
 from jaxext.benchmarks import bench, cells, cublas, problems, report, tables
 from jaxext.benchmarks.digests import digests
 from jaxext.benchmarks.kinds import Conv, Matmul
 from jaxext.cli.terminal import UsageError
-from jaxext.forms.implementation import Algorithm
+from jaxext.core.implementation import Algorithm
+from jaxext.ops.matmul.xla import XlaMatmul
 from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from jaxext.backends.xla import conv_plan, conv_rates
 from jaxext.benchmarks import fit_cpu
 from jaxext.benchmarks.draws import draw
 from jaxext.benchmarks.fit_cpu import Row
 from jaxext.benchmarks.plan_rows import THEIRS
-from jaxext.forms.call import Splitter
+from jaxext.core.call import Splitter
+from jaxext.ops.conv import xla_plan as conv_plan
+from jaxext.ops.conv import xla_rates as conv_rates
 
 SEED = 21
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxext.cli import arguments, command
-from jaxext.forms.choose import replacing_lax
+from jaxext.core.choose import replacing_lax
 
 
 def struct(*shape, dtype="float32"):

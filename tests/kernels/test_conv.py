@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from calls import Call, Suite, each, factors
 
-from jaxext.forms.window import Window
+from jaxext.core.window import Window
 from jaxext.kernels import conv
 from jaxext.kernels.conv import Config
 from jaxext.kernels.geometry import ConvProblem

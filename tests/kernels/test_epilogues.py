@@ -18,11 +18,12 @@ from calls import Call, Suite, each
 from epilogues import FUNCTIONS, with_epilogue
 from jax import numpy as jnp
 
-from jaxext.backends.triton import triton_conv, triton_matmul
 from jaxext.backends.triton.interpreter import interpreting
 from jaxext.kernels import matmul
 from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels.launch import SHARED_MEMORY
+from jaxext.ops.conv import triton as triton_conv
+from jaxext.ops.matmul import triton as triton_matmul
 
 # Sizes that do not fit the tiles: batches and groups, phases, strips, several groups in a tile.
 CALLS: dict[str, Call] = {

@@ -11,9 +11,9 @@ from cases import random
 
 import jaxext
 from jaxext.backends.triton.interpreter import DTYPES
-from jaxext.families import gram as family
 from jaxext.kernels import gram
 from jaxext.kernels.matmul import Config
+from jaxext.ops.gram import form as family
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1")
 CONFIG = Config(tile_m=16, tile_n=16, tile_k=16)

@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import extend
-from jaxext.families import callables
-from jaxext.forms import implementation
-from jaxext.forms.family import families
-from jaxext.forms.form import owner
+from jaxext.core import implementation
+from jaxext.core.family import families
+from jaxext.core.form import owner
+from jaxext.extend import callables
 from jaxext.tables import in_force
 
 

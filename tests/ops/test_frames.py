@@ -9,7 +9,7 @@ import pytest
 
 import jaxext
 from jaxext import extend, ops
-from jaxext.families import dispatch
+from jaxext.lax import dispatch
 
 OURS = jaxext.__path__[0]
 X = jnp.ones((2, 3), "float32")

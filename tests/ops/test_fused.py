@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import testing
-from jaxext.forms import choose, operation
+from jaxext.core import choose, operation
 
 ACTIVATIONS = {
     None: lambda z: z,

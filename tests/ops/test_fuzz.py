@@ -21,7 +21,7 @@ from direct_sum import Product
 from jax import lax
 
 import jaxext
-from jaxext.backends.xla import conv_plan
+from jaxext.ops.conv import xla_plan as conv_plan
 
 TESTS = pathlib.Path(__file__).parents[1]
 

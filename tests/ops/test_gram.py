@@ -15,9 +15,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import _compat, symmetric_products, testing
-from jaxext.backends.xla import xla_gram
-from jaxext.families import gram as family
+from jaxext import _compat, testing
+from jaxext.ops import gram as symmetric_products
+from jaxext.ops.gram import form as family
+from jaxext.ops.gram import xla as xla_gram
 
 DTYPES = [np.float32, ml_dtypes.bfloat16, np.float16, np.float64, np.complex64]
 SHAPES = [(1, 1), (2, 3), (7, 5), (16, 33), (65, 100), (2, 3, 9, 4), (33, 1), (128, 257)]

@@ -14,8 +14,9 @@ from jax import lax
 
 import jaxext
 from jaxext import extend, ops
-from jaxext.families import dispatch, matmul, substitute
-from jaxext.forms.implementation import Algorithm
+from jaxext.core.implementation import Algorithm
+from jaxext.lax import dispatch, substitute
+from jaxext.ops.matmul import form as matmul
 
 NAMESAKES = {
     jaxext.matmul: jnp.matmul,

@@ -16,7 +16,7 @@ from flax import linen, nnx
 from jax import lax
 
 import jaxext
-from jaxext.forms.form import owner
+from jaxext.core.form import owner
 
 IMAGES, VECTORS = (2, 6, 5, 4), (3, 4)
 CONV: dict[str, Any] = dict(features=6, kernel_size=(3, 3), strides=(2, 1), feature_group_count=2)
@@ -186,7 +186,7 @@ def test_stock_layers_in_place_of_lax(name):
 
 def test_eager_calls_are_ours_too(monkeypatch):
     """Without a jit there is no jaxpr to read: the implementation itself is watched."""
-    from jaxext.backends.xla.xla_matmul import XlaMatmul
+    from jaxext.ops.matmul.xla import XlaMatmul
 
     ran = []
     run = XlaMatmul.run

@@ -17,8 +17,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import quantized, testing
-from jaxext.backends.xla import xla_scaled
+from jaxext import testing
+from jaxext.ops import quantized
+from jaxext.ops.scaled import xla as xla_scaled
 
 M, K, N = 6, 8, 10
 FLOAT8 = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import testing
-from jaxext.backends.xla.xla_ragged import Ways, XlaRagged
-from jaxext.forms.form import owner
+from jaxext.core.form import owner
+from jaxext.ops.ragged.xla import Ways, XlaRagged
 
 M, K, N, G = 12, 3, 4, 4
 SIZES = {

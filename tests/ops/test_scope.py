@@ -11,8 +11,8 @@ from cases import equations
 
 import jaxext
 from jaxext import _scope, _target
-from jaxext.families import dispatch
-from jaxext.forms import choose
+from jaxext.core import choose
+from jaxext.lax import dispatch
 from jaxext.tables import in_force, table_file
 
 X = jnp.ones((2, 2), "float32")

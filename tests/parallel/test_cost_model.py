@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import extend, parallel
 from jaxext.benchmarks import scaling
-from jaxext.forms.window import Window
-from jaxext.ops import matmul
+from jaxext.core.window import Window
+from jaxext.ops.matmul import matmul
+from jaxext.ops.ragged import ragged_dot
 from jaxext.parallel.cost_model import forms
-from jaxext.ragged_products import ragged_dot
 
 COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\((.*)")
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs/scaling.md"

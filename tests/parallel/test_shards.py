@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxext.forms.window import Window, dilate, meetings
+from jaxext.core.window import Window, dilate, meetings
 from jaxext.parallel.shards import Part, halo
 
 

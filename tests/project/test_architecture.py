@@ -12,7 +12,7 @@ import pytest
 
 import jaxext
 from jaxext.backends.triton import triton_call
-from jaxext.forms.form import Form
+from jaxext.core.form import Form
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = os.path.dirname(jaxext.__file__)

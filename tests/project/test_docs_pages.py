@@ -11,8 +11,12 @@ import jax
 import pytest
 
 import jaxext
-from jaxext import fused, ops, quantized, ragged_products, sequences, symmetric_products
+from jaxext import ops
 from jaxext.backends.cuda import cuda_binding
+from jaxext.ops import causal as sequences
+from jaxext.ops import fused, quantized
+from jaxext.ops import gram as symmetric_products
+from jaxext.ops import ragged as ragged_products
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -64,7 +68,7 @@ def test_a_table_that_is_stale_is_written_anew():
 def test_names_are_told_in_a_sentence():
     """As the documentation has it, where the site has all of it."""
     text = (DOCS / "api" / "operations.md").read_text()
-    line = "[`jaxext.pack_int4`](../../jaxext/quantized.py): int4 or uint4 numbers (..., N) as bytes, uint8 (..., N / 2)."
+    line = "[`jaxext.pack_int4`](../../jaxext/ops/quantized/__init__.py): int4 or uint4 numbers (..., N) as bytes, uint8 (..., N / 2)."
     assert f"- {line} <!-- ::: jaxext.pack_int4 -->\n" in text and tables.written(text.replace("as bytes", "as bits")) == text
     assert "\n::: jaxext.pack_int4\n" in tables.expanded(text, "api") and "<!--" not in tables.expanded(text, "api")
     policies = tables.expanded((DOCS / "api" / "checkpoint_policies.md").read_text(), "api")

@@ -1,6 +1,7 @@
 """Who may import whom: the imports of every file are read and compared with what the design allows.
 
-A room is a folder of jaxext/, or a file that lies in it directly.  Files of one room may import one another, without a circle.
+A room is a folder of jaxext/, one of an operation in jaxext/ops/, or a file that lies in jaxext/ directly.  Files of one room may import
+one another, without a circle.
 Kernels see neither jax nor jaxext, benchmarks/ may import all of the package, and only the command line imports it.  Of csrc/ the includes
 are read.
 """
@@ -15,7 +16,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 BUILT = {"_cuda_module", "_cuda_build"}  # what CMake makes
-BACKENDS = {"backends.xla", "backends.triton", "backends.cuda"}
+BINDINGS = {"backends.triton", "backends.cuda"}
+BELOW_OPERATIONS = {"lax", "backends", *BINDINGS, "core", "_compat", "_told", "kernels"}
+OPERATIONS = {f"ops.{name}" for name in ("matmul", "conv", "fused", "ragged", "scaled", "quantized", "causal", "gram")}
 
 # Room -> the rooms that it may import.  A new one is a breach until it is here.
 MAY = {
@@ -24,42 +27,39 @@ MAY = {
     "_target": {"_scope", "_told"},
     "_compat": {"_scope", "_target"},
     "tables": {"_compat", "_scope", *BUILT},
-    "forms": {"tables", "_compat", "_scope", "_target", "_told"},
-    "backends": {"backends.xla", "forms", "tables", "kernels", "_told"},
-    "backends.xla": {"forms", "_compat"},
-    "backends.triton": {"backends", "forms", "kernels", "_compat", "_target"},
-    "backends.cuda": {"backends", "forms", "kernels", "_target", *BUILT},
-    "families": {"forms", "_compat", "_scope", "_told", "backends", *BACKENDS},
-    "_export": {"forms", "backends.cuda"},
-    "ops": {"families"},
-    "fused": {"families"},
-    "ragged_products": {"families", "_told"},
-    "sequences": {"families"},
-    "quantized": {"families"},
-    "symmetric_products": {"families"},
-    "extend": {"ops", "families", "forms", "backends.xla", "_told"},
-    "checkpoint_policies": {"forms", "_compat", "_told"},
-    "tuning": {"forms", "tables", "_compat", "_target", "_told"},
-    "verify": {"__init__", "extend", "tuning", "backends", "forms", "tables"},
-    "hazards": {"tuning", "families", "forms", "_compat", "_told"},
-    "parallel": {"ops", "families", "forms", "_compat", "_told"},
-    "privacy": {"families", "forms", "_compat", "_told"},
+    "core": {"tables", "kernels", "_compat", "_scope", "_target", "_told"},
+    "backends": {"core", "tables", "kernels", "_told"},
+    "backends.triton": {"backends", "core", "kernels", "_compat", "_target"},
+    "backends.cuda": {"backends", "core", "kernels", "_target", *BUILT},
+    "lax": {"core", "_compat", "_scope", "_told"},
+    "ops": set(),
+    "ops.matmul": BELOW_OPERATIONS,
+    "ops.conv": BELOW_OPERATIONS,
+    "ops.fused": {"ops.matmul", "ops.conv", *BELOW_OPERATIONS},
+    "ops.ragged": {"ops.matmul", "ops.fused", *BELOW_OPERATIONS},
+    "ops.scaled": {"ops.matmul", *BELOW_OPERATIONS},
+    "ops.quantized": {"ops.scaled", *BELOW_OPERATIONS},
+    "ops.causal": {"ops.fused", *BELOW_OPERATIONS},
+    "ops.gram": {"ops.matmul", "ops.fused", *BELOW_OPERATIONS},
+    "_export": {"core", "backends.cuda"},
+    "extend": {"ops", "ops.matmul", "ops.conv", "lax", "core", "_told"},
+    "checkpoint_policies": {"core", "_compat", "_told"},
+    "tuning": {"core", "tables", "_compat", "_target", "_told"},
+    "verify": {"__init__", "extend", "tuning", "backends", "core", "tables"},
+    "hazards": {"tuning", "lax", "core", "_compat", "_told"},
+    "parallel": {*OPERATIONS, "core", "_compat", "_told"},
+    "privacy": {"lax", "core", "_compat", "_told"},
     "testing": {"_told"},  # it tests any function
     "cli": {"__init__", "verify", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", "_told", *BUILT},
     "__init__": {
-        "ops",
-        "fused",
-        "ragged_products",
-        "sequences",
-        "quantized",
-        "symmetric_products",
+        *OPERATIONS,
         "extend",
         "parallel",
         "privacy",
         "checkpoint_policies",
         "tuning",
         "hazards",
-        "families",
+        "lax",
         "tables",
         "_export",
         "_target",
@@ -70,8 +70,8 @@ MAY = {
 # Folder of jaxext/ -> where it lies in the repository.
 ELSEWHERE = {"kernels", "benchmarks"}
 WITHOUT_JAX = {
-    *("forms.window", "parallel.shards", "tables.table_file", "tables.table_format", "verify.controller", "verify.events"),
-    *(f"backends.cuda.cuda_{family}" for family in ("matmul", "conv", "depthwise")),
+    *("core.window", "parallel.shards", "tables.table_file", "tables.table_format", "verify.controller", "verify.events"),
+    *("ops.matmul.cuda", "ops.matmul.cuda_pieces", "ops.conv.cuda", "ops.conv.cuda_dense", "ops.conv.cuda_depthwise"),
 }
 SEES_INTERNALS = {"_compat"}
 THIRD_PARTIES = {"jax", "numpy"}
@@ -252,7 +252,8 @@ def test_files_have_no_circle_and_names_of_their_own():
     }
     assert not circle(below)
     tests = (path for path in (ROOT / "tests").rglob("*.py") if path.stem != "conftest")  # pytest imports them by their names alone
-    for files in ((path for path, _, _ in modules(ROOT) if path.stem != "__init__"), tests):
+    package = (path for path, _, room in modules(ROOT) if path.stem != "__init__" and room not in OPERATIONS)  # whose files are alike
+    for files in (package, tests):
         stems = [path.stem for path in files]
         assert len({*stems}) == len(stems)
 
@@ -260,22 +261,23 @@ def test_files_have_no_circle_and_names_of_their_own():
 @pytest.mark.parametrize(
     ("file", "line", "breach"),
     [
-        ("families/conv.py", "from jaxext.kernels import conv", "families.conv imports jaxext.kernels.conv"),
-        ("families/conv.py", "import jax_triton", "families.conv imports jax_triton"),
+        ("ops/conv/form.py", "from jaxext.ops.fused import form", "ops.conv.form imports jaxext.ops.fused.form"),
+        ("ops/conv/form.py", "from ..fused.form import linear", "ops.conv.form imports jaxext.ops.fused.form.linear"),
+        ("ops/conv/form.py", "import jax_triton", "ops.conv.form imports jax_triton"),
         ("tuning/tune.py", "from jaxext.benchmarks import problems", "tuning.tune imports jaxext.benchmarks.problems"),
         ("tables/table_file.py", "import jax", "tables.table_file imports jax"),
-        ("forms/form.py", "from jaxext.families import conv", "forms.form imports jaxext.families.conv"),
-        ("forms/form.py", "from jaxext.families.conv import conv_form", "forms.form imports jaxext.families.conv.conv_form"),
-        ("forms/form.py", "from .. import ops", "forms.form imports jaxext.ops"),
-        ("forms/form.py", "from ..ops import matmul", "forms.form imports jaxext.ops.matmul"),
-        ("forms/form.py", "import jaxext", "forms.form imports jaxext"),
-        ("ops.py", "import jaxext.backends.xla.conv_views", "ops imports jaxext.backends.xla.conv_views"),
-        ("ops.py", "from jax._src import core", "ops imports jax._src.core"),
-        ("ops.py", "def f():\n    import jax._src.core", "ops imports jax._src.core"),
-        ("ops.py", "from jax import _src", "ops imports jax._src"),
-        ("ops.py", "import flax", "ops imports flax"),
-        ("testing/kit.py", "from jaxext import ops", "testing.kit imports jaxext.ops"),
-        ("forms/window.py", "import jax.numpy", "forms.window imports jax"),
+        ("core/form.py", "from jaxext.ops.conv import form", "core.form imports jaxext.ops.conv.form"),
+        ("core/form.py", "from jaxext.ops.conv.form import conv_form", "core.form imports jaxext.ops.conv.form.conv_form"),
+        ("core/form.py", "from ..lax import dispatch", "core.form imports jaxext.lax.dispatch"),
+        ("core/form.py", "import jaxext", "core.form imports jaxext"),
+        ("lax/dispatch.py", "import jaxext.ops.conv.form", "lax.dispatch imports jaxext.ops.conv.form"),
+        ("lax/dispatch.py", "from jax._src import core", "lax.dispatch imports jax._src.core"),
+        ("lax/dispatch.py", "def f():\n    import jax._src.core", "lax.dispatch imports jax._src.core"),
+        ("lax/dispatch.py", "from jax import _src", "lax.dispatch imports jax._src"),
+        ("lax/dispatch.py", "import flax", "lax.dispatch imports flax"),
+        ("testing/kit.py", "from jaxext.ops.conv import conv", "testing.kit imports jaxext.ops.conv.conv"),
+        ("core/window.py", "import jax.numpy", "core.window imports jax"),
+        ("ops/novelty/form.py", "", "ops.novelty.form has no place in the design"),
         ("_novelty.py", "", "_novelty has no place in the design"),
         ("attic/novelty.py", "", "attic.novelty has no place in the design"),
         ("../kernels/gemm.py", "import jax", "kernels/gemm.py imports jax"),
@@ -288,12 +290,12 @@ def test_files_have_no_circle_and_names_of_their_own():
         ("../kernels/matmul/kernel.py", "def launch():\n    pass", "kernels/matmul/kernel.py defines launch"),
         ("../kernels/matmul/kernel.py", "LEAST = 16", "kernels/matmul/kernel.py defines LEAST"),
         ("../kernels/tile.py", "if True:\n    import triton", "kernels/tile.py defines if True:\n    import triton"),
-        ("../tests/forms/test_x.py", "import jax._src.core", "tests/forms/test_x.py imports jax._src"),
+        ("../tests/core/test_x.py", "import jax._src.core", "tests/core/test_x.py imports jax._src"),
         ("../benchmarks/x.py", "import jax._src.core", "benchmarks/x.py imports jax._src"),
     ],
 )
 def test_a_breach_is_found(tmp_path, file, line, breach):
-    write(tmp_path, {"ops.py": "", "families/conv.py": "", "backends/xla/conv_views.py": "", file: f'"""A file."""\n\n{line}\n'})
+    write(tmp_path, {"ops/conv/form.py": "", "ops/fused/form.py": "", "lax/dispatch.py": "", file: f'"""A file."""\n\n{line}\n'})
     assert list(breaches(tmp_path)) == [breach]
 
 
@@ -301,8 +303,8 @@ def test_what_is_allowed_is_no_breach(tmp_path):
     write(
         tmp_path,
         {
-            "forms/form.py": "import math\n\nimport jax\n\nfrom jaxext import _compat\nfrom . import partition\nfrom .choose import run\n",
-            "forms/partition.py": "from .. import _compat\n",
+            "core/form.py": "import math\n\nimport jax\n\nfrom jaxext import _compat\nfrom . import partition\nfrom .choose import run\n",
+            "core/partition.py": "from .. import _compat\n",
             "_compat.py": "from jax._src import core\n",
             "../kernels/conv/kernel.py": "import triton\n\nA, B = tl.constexpr(1), tl.constexpr(2)\n\n@triton.jit\ndef f():\n    pass\n",
             "../kernels/conv/plan.py": "import dataclasses\nfrom ..launch import Launch\n\ndef launch():\n    from . import kernel\n",

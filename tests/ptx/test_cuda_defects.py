@@ -19,8 +19,11 @@ from defects import TWICE, WRONG, planted, rows, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS, scaled
 
-from jaxext.backends import problems
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
+from jaxext.backends.fields import DTYPES
+from jaxext.ops.causal import cuda as cuda_causal
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.scaled import cuda_weight_only
 
 
 def row_of(rows, **wanted):
@@ -74,7 +77,7 @@ def convolution(name, tile=(128, 128), **changes):
 
 def depthwise(name, role, dtype, tensor_cores=False, **changes):
     case = dataclasses.replace(test_simt.CASES[name], **changes)
-    problem = test_depthwise.of_role(case, role, problems.DTYPES[dtype], arch=90)
+    problem = test_depthwise.of_role(case, role, DTYPES[dtype], arch=90)
     config = next(config for config in cuda_depthwise.candidates(problem) if (config.lines > 0) == tensor_cores)
     return conv_call(problem, config), {}
 

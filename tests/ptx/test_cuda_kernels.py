@@ -20,11 +20,16 @@ from cuda_kernels import check, modules
 from cuda_launches import CONVS, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS
 from simt_weight_only import a_problem as a_weight_only_problem
 
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_scaled, cuda_weight_only
 from jaxext.backends.cuda.cuda_binding import config_of
-from jaxext.backends.problems import DTYPES
+from jaxext.backends.fields import DTYPES
 from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.ops.causal import cuda as cuda_causal
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.matmul import cuda as cuda_matmul
+from jaxext.ops.scaled import cuda as cuda_scaled
+from jaxext.ops.scaled import cuda_weight_only
 
 TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block computes several tiles
 

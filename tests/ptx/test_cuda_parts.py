@@ -11,7 +11,7 @@ from cuda_kernels import compiled, execute, modules
 from cuda_launches import CONVS, ask
 from interpreter import LATE
 
-from jaxext.backends.cuda import cuda_conv
+from jaxext.ops.conv import cuda_dense as cuda_conv
 
 PROBLEMS = {  # with the number of parts
     "wgrad": (cuda_convs.problem("wgrad", (5, 6), (3, 3), N=31, G=1, C=16, K=24, low=1, high=1), 31),

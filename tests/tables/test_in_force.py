@@ -19,10 +19,11 @@ from msgspec.structs import replace
 import jaxext
 from jaxext.backends import kernel
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.xla import xla_conv, xla_matmul
-from jaxext.forms import implementation
-from jaxext.forms.call import Splitter
-from jaxext.forms.family import families
+from jaxext.core import implementation
+from jaxext.core.call import Splitter
+from jaxext.core.family import families
+from jaxext.ops.conv import xla as xla_conv
+from jaxext.ops.matmul import xla as xla_matmul
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import Measurement, Table
 
@@ -258,9 +259,9 @@ def test_a_hash_changes_with_each_file(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "files"), [
-    ("xla", {"backends/xla/conv_plan.py", "backends/xla/conv_rates.json", "backends/xla/xla_matmul.py", "forms/window.py"}),
-    ("triton", {"backends/triton/triton_binding.py", "backends/triton/triton_call.py", "backends/problems.py", "kernels/matmul/kernel.py"}),
-    ("cuda", {"backends/cuda/cuda_binding.py", "backends/cuda/cuda_conv.py", "backends/kernel.py", "kernels/geometry.py"}),
+    ("xla", {"ops/conv/xla_plan.py", "ops/conv/xla_rates.json", "ops/matmul/xla.py", "ops/gram/xla.py", "core/window.py"}),
+    ("triton", {"backends/triton/triton_binding.py", "backends/triton/triton_call.py", "backends/fields.py", "kernels/matmul/kernel.py"}),
+    ("cuda", {"backends/cuda/cuda_binding.py", "ops/conv/cuda_dense.py", "ops/gram/problem.py", "kernels/geometry.py"}),
 ])  # fmt: skip
 def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch):
     """Those that decide what it computes with, and no others."""
@@ -273,7 +274,7 @@ def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch)
                 each.code("cpu")
     here = {file.rpartition(f"{ROOT.name}/")[2].removeprefix("jaxext/") for file in seen}
     assert here >= files
-    assert not {"ops.py", "forms/form.py", "backends/preference.py"} & here
+    assert not {"ops/conv/__init__.py", "ops/conv/form.py", "core/form.py", "ops/conv/preference.py"} & here
     assert ("kernels/conv/kernel.py" in here) == (name == "triton")
 
 

@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 import jaxext
 from jaxext.backends import kernel
-from jaxext.forms.form import owner
+from jaxext.core.form import owner
 from jaxext.tables import environment, in_force, record, table_file
 from jaxext.tables.table_format import Context, Entry, Measurement, Verified
 from jaxext.tuning.explain import chosen
 from jaxext.tuning.walk import walk
 
 pytest.importorskip("triton")
-from jaxext.backends.triton.triton_conv import TritonConv  # noqa: E402
-from jaxext.backends.triton.triton_matmul import TritonMatmul  # noqa: E402
-from jaxext.backends.triton.triton_ragged import TritonRagged  # noqa: E402
+from jaxext.ops.conv.triton import TritonConv  # noqa: E402
+from jaxext.ops.matmul.triton import TritonMatmul  # noqa: E402
+from jaxext.ops.ragged.triton import TritonRagged  # noqa: E402
 
 SOURCES = environment.codes("cuda")
 H100 = Context("NVIDIA H100 80GB HBM3", 90, {"jax": "0.11.2"}, SOURCES)

@@ -11,7 +11,7 @@ from bilinear import integers
 
 import jaxext
 from jaxext import extend, testing
-from jaxext.forms.family import families
+from jaxext.core.family import families
 
 ONE = jax.devices()[:1]
 X, W = integers((2, 3, 4)), integers((3, 2, 4), 1)

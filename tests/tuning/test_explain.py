@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import extend
-from jaxext.families import conv
-from jaxext.forms.implementation import Algorithm
+from jaxext.core.implementation import Algorithm
+from jaxext.ops.conv import form as conv
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext.forms.choose import replacing_lax
+from jaxext.core.choose import replacing_lax
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import select
 from jaxext.tuning import random_operands, timing, trial

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tune import DEPTHWISE, LAX, OTHER, PREFERRED, Clock, clock, depthwise, matmul, of_depthwise, path, stored, struct, winner
 
-from jaxext.backends.xla.xla_conv import XlaConv
-from jaxext.backends.xla.xla_matmul import XlaMatmul
-from jaxext.families.matmul import FAMILY
-from jaxext.forms.choose import choose
-from jaxext.forms.implementation import Algorithm, Implementation
+from jaxext.core.choose import choose
+from jaxext.core.implementation import Algorithm, Implementation
+from jaxext.ops.conv.xla import XlaConv
+from jaxext.ops.matmul.form import FAMILY
+from jaxext.ops.matmul.xla import XlaMatmul
 from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import timing, trial

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
+from jaxext.backends.fields import DTYPES
 from jaxext.backends.kernel import PROBLEMS, KernelCall, KernelImplementation, apart
-from jaxext.backends.problems import DTYPES
-from jaxext.forms.call import Call, no_kernel
-from jaxext.forms.implementation import folder_of, hash_of
+from jaxext.core.call import Call, no_kernel
+from jaxext.core.implementation import files_of, hash_of
 from jaxext.kernels.epilogue import ACTIVATIONS
 from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.matmul.problem import MatmulProblem
@@ -54,7 +54,7 @@ class Cuda(KernelImplementation):
 
     def code(self, platform):
         """On CUDA devices also of the compiler and of what it compiled for, which only the compiled module tells."""
-        return hash_of([*folder_of(type(self)), *self.shared], _csrc(), _build() if platform == "cuda" else b"")
+        return hash_of([*files_of(self), *self.shared], _csrc(), _build() if platform == "cuda" else b"")
 
 
 def refusal(target: str, fields: Mapping[str, Any], dtypes: Sequence[str | None], arch: int) -> str | None:

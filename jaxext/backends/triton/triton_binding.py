@@ -15,8 +15,8 @@ import jax
 from jaxext._target import named
 from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation
 from jaxext.backends.triton import assembler, triton_call
-from jaxext.forms.call import Call
-from jaxext.forms.implementation import Plan
+from jaxext.core.call import Call
+from jaxext.core.implementation import Plan
 
 INTERPRETED_CAPABILITY = 90
 

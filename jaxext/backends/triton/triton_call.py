@@ -22,7 +22,7 @@ from jaxext._compat import adapt_dce_rule
 from jaxext._target import named
 from jaxext.backends.kernel import apart
 from jaxext.backends.triton import assembler, repairs
-from jaxext.forms.call import Call, Splitter, no_kernel
+from jaxext.core.call import Call, Splitter, no_kernel
 from jaxext.kernels.launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}

@@ -24,12 +24,12 @@ from lowered import BLOCK, IMAGES, MESH, channels_last, conv, custom_calls, move
 import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.cuda.cuda_causal import CudaCausal
-from jaxext.backends.cuda.cuda_convolutions import CudaConv
-from jaxext.backends.cuda.cuda_gram import CudaGram
-from jaxext.backends.cuda.cuda_matmul import CudaMatmul
-from jaxext.backends.cuda.cuda_ragged import CudaRagged
-from jaxext.backends.cuda.cuda_scaled import CudaScaled
+from jaxext.ops.causal.cuda import CudaCausal
+from jaxext.ops.conv.cuda import CudaConv
+from jaxext.ops.gram.cuda import CudaGram
+from jaxext.ops.matmul.cuda import CudaMatmul
+from jaxext.ops.ragged.cuda import CudaRagged
+from jaxext.ops.scaled.cuda import CudaScaled
 
 FAMILIES = (CudaMatmul, CudaGram, CudaRagged, CudaScaled, CudaConv, CudaCausal)
 CUSTOM_CALLS = [name for family in FAMILIES for name in family.custom_calls]

@@ -25,12 +25,13 @@ from simt_weight_only import a_problem as a_weight_only_problem
 from test_cuda_scaled import CUTS, product
 
 from jaxext import _cuda_module
-from jaxext.backends.cuda import cuda_binding, cuda_scaled
-from jaxext.backends.cuda.cuda_causal import CausalConfig
-from jaxext.backends.cuda.cuda_conv import GEOMETRY, ConvConfig
-from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
-from jaxext.backends.cuda.cuda_weight_only import WeightOnlyConfig
-from jaxext.backends.problems import DTYPES
+from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.fields import DTYPES
+from jaxext.ops.causal.cuda import CausalConfig
+from jaxext.ops.conv.cuda_dense import GEOMETRY, ConvConfig
+from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
+from jaxext.ops.scaled import cuda as cuda_scaled
+from jaxext.ops.scaled.cuda_weight_only import WeightOnlyConfig
 
 COMMAND_BUFFER_COMPATIBLE = 1
 CONFIG = "tile_m tile_n tile_k cluster cluster_m cluster_n pingpong lanes strip pieces lines splits".split()

@@ -16,9 +16,9 @@ import pytest
 from cuda_convs import CASES, OPEN, ROLES, SLOTS, candidates, pick, problem, random_problem, refuses, shape_of, truth
 from host_code import Part, plan
 
-from jaxext.backends.cuda import cuda_conv
-from jaxext.backends.cuda.cuda_conv import GEOMETRY, ConvConfig
 from jaxext.kernels.geometry import ConvProblem
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv.cuda_dense import GEOMETRY, ConvConfig
 
 FAMILY, TABLE, SMALL = cuda_conv, cuda_convs.TABLE, CASES["causal"]
 FAR = {

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from jaxext.backends.cuda import cuda_gram, cuda_matmul
+from jaxext.ops.gram import cuda as cuda_gram
+from jaxext.ops.matmul import cuda as cuda_matmul
 
 TILES = [dict(tile_m=m, tile_n=n, tile_k=64, cluster_m=2) for m, n in ((128, 256), (192, 192), (128, 192))]
 TABLE = [dict(operands="bf16", most_splits=32, **tile) for tile in TILES]

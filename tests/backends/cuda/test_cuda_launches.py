@@ -18,9 +18,12 @@ from cuda_cases import BYTES, INTERNAL, INVALID, OK, SLOTS, Case
 from cuda_launches import ELEMENTS, LIBRARY, STREAM, SWIZZLE, ask, load, prepared, runtime
 
 from jaxext import _cuda_build, _cuda_module
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
-from jaxext.backends.problems import DTYPES
+from jaxext.backends.fields import DTYPES
 from jaxext.kernels.launch import SHARED_MEMORY
+from jaxext.ops.causal import cuda as cuda_causal
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.scaled import cuda_weight_only
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too

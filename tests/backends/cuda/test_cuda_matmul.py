@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from host_code import gemm, refuses
 
-from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.machine import machine
 from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.ops.matmul import cuda as cuda_matmul
+from jaxext.ops.matmul.cuda import MatmulConfig, candidates, clocks, pick
 
 
 def row(role, operands, result, tile_m, tile_n, tile_k, cluster_m, pingpong, fused=False):

@@ -17,10 +17,16 @@ from simt_weight_only import a_problem as a_weight_only_problem
 from test_causal_kernel import a_problem
 from test_cuda_matmul import product
 
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_weight_only
+from jaxext.backends.cuda import cuda_binding
 from jaxext.benchmarks import compiled_cuda, cuda_names
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.launch import SHARED_MEMORY
+from jaxext.ops.causal import cuda as cuda_causal
+from jaxext.ops.conv import cuda_dense as cuda_conv
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.matmul import cuda as cuda_matmul
+from jaxext.ops.matmul import cuda_pieces
+from jaxext.ops.scaled import cuda_weight_only
 
 if reason := cuda_binding.missing():
     pytest.skip(f"no CUDA kernels: {reason}", allow_module_level=True)

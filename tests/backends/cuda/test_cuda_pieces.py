@@ -6,10 +6,10 @@ import itertools
 import pytest
 import test_cuda_matmul
 
-from jaxext.backends.cuda import cuda_pieces
-from jaxext.backends.cuda.cuda_matmul import CudaMatmul
-from jaxext.backends.cuda.cuda_pieces import PiecesConfig, candidates, clocks, pick
 from jaxext.kernels.machine import machine
+from jaxext.ops.matmul import cuda_pieces
+from jaxext.ops.matmul.cuda import CudaMatmul
+from jaxext.ops.matmul.cuda_pieces import PiecesConfig, candidates, clocks, pick
 
 TABLE = [
     dict(operands="fp32", pieces=pieces, tile_m=128, tile_n=128, most_splits=32) for pieces in (2, 3)

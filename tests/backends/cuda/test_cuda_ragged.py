@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jaxext.backends.cuda import cuda_ragged
 from jaxext.kernels.ragged.problem import RaggedProblem
+from jaxext.ops.ragged import cuda as cuda_ragged
 
 WIDE = dict(tile_m=128, tile_n=256, tile_k=64, cluster_n=2)
 NARROW = dict(tile_m=64, tile_n=128, tile_k=64, cluster_n=1)

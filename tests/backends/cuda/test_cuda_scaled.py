@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import test_scaled_dot
 
-from jaxext.backends.cuda import cuda_matmul, cuda_scaled
+from jaxext.ops.matmul import cuda as cuda_matmul
+from jaxext.ops.scaled import cuda as cuda_scaled
 
 WIDE = dict(tile_m=128, tile_n=256, tile_k=128, cluster_m=2)
 NARROW = dict(tile_m=64, tile_n=128, tile_k=128, cluster_m=1)

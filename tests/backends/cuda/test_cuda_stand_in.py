@@ -20,7 +20,8 @@ from lowered import channels_last, moved, operations, squares, struct
 from test_cuda_families import FAMILIES
 
 import jaxext
-from jaxext.backends.cuda import cuda_binding, cuda_causal
+from jaxext.backends.cuda import cuda_binding
+from jaxext.ops.causal import cuda as cuda_causal
 from jaxext.tables import record
 
 TABLES = {  # as the compiled module lists them

@@ -13,8 +13,8 @@ import test_depthwise as triton
 from simt_families import DEPTHWISE
 from test_depthwise import ROLES, of_role, operands_of, problem, shape_of, truth
 
-from jaxext.backends.cuda import cuda_depthwise
-from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
 
 CASES = triton.CASES | {
     "causal k3, several chunks": problem((37,), (3,), N=2, low=2),

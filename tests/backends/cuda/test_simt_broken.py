@@ -15,9 +15,9 @@ from test_causal_kernel import a_problem as a_sequence
 from test_depthwise import of_role, problem
 from test_simt import CASES
 
-from jaxext.backends.cuda.cuda_causal import CausalConfig
-from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
-from jaxext.backends.cuda.cuda_weight_only import WeightOnlyConfig
+from jaxext.ops.causal.cuda import CausalConfig
+from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
+from jaxext.ops.scaled.cuda_weight_only import WeightOnlyConfig
 
 SHIFTED = {  # faults that show where an array does not start at a multiple of 16
     "vectors of a source wherever it starts": {"x": 4},

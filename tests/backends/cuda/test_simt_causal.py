@@ -8,9 +8,9 @@ import pytest
 from simt_families import CAUSAL
 from test_causal_kernel import ACTIVATIONS, a_problem, operands_of
 
-from jaxext.backends.cuda import cuda_causal
-from jaxext.backends.cuda.cuda_causal import CausalConfig
 from jaxext.kernels.epilogue import Epilogue
+from jaxext.ops.causal import cuda as cuda_causal
+from jaxext.ops.causal.cuda import CausalConfig
 
 DTYPES = ("fp32", "bf16", "fp16")
 ROLES = ("forward", "backward")

@@ -8,8 +8,8 @@ from cuda_cases import INVALID
 from simt_families import DEPTHWISE
 from test_depthwise import of_role, operands_of, problem, shape_of
 
-from jaxext.backends.cuda import cuda_depthwise
-from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
 
 ROLES = ("fprop", "dgrad")
 CASES = {

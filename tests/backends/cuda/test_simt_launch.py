@@ -19,11 +19,13 @@ from test_depthwise import of_role, problem
 from test_simt import CASES
 from test_simt_depthwise_mma import SMALL, on_tensor_cores
 
-from jaxext.backends.cuda import cuda_causal, cuda_depthwise, cuda_weight_only
-from jaxext.backends.cuda.cuda_causal import CausalConfig
-from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
-from jaxext.backends.cuda.cuda_weight_only import WeightOnlyConfig
 from jaxext.kernels.epilogue import Epilogue
+from jaxext.ops.causal import cuda as cuda_causal
+from jaxext.ops.causal.cuda import CausalConfig
+from jaxext.ops.conv import cuda_depthwise
+from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
+from jaxext.ops.scaled import cuda_weight_only
+from jaxext.ops.scaled.cuda_weight_only import WeightOnlyConfig
 
 UNKNOWN = 999  # cudaErrorUnknown
 DTYPES = ("fp32", "bf16", "fp16")

@@ -25,9 +25,10 @@ from lowered import BLOCK, IMAGES, MESH, conv, loss, moved, resnet_block, struct
 
 import jaxext
 from jaxext import _target
-from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.triton import assembler, triton_call, triton_matmul
+from jaxext.backends.triton import assembler, triton_call
+from jaxext.ops.matmul import triton as triton_matmul
+from jaxext.ops.matmul.problem import matmul_problem
 
 pytest.importorskip("triton")
 pytest.importorskip("jax_triton", exc_type=ImportError)
@@ -405,7 +406,7 @@ def test_models_know_the_gpus_of_this_machine_by_name(monkeypatch):
     devices[0].device_kind = devices[1].device_kind = "NVIDIA H200"
     assert _target.device_kind("cuda") == "NVIDIA H200" and _target.device_kind("cpu") == ""
     plans = []
-    monkeypatch.setattr(triton_matmul, "matmul_problem", lambda *args: plans.append(problems.matmul_problem(*args)) or plans[-1])
+    monkeypatch.setattr(triton_matmul, "matmul_problem", lambda *args: plans.append(matmul_problem(*args)) or plans[-1])
     jaxext.explain(functools.partial(jaxext.matmul, implementation="triton"), struct(64, 64), struct(64, 64), platform="cuda")
     assert {plan.device for plan in plans} == {"NVIDIA H200"}
     with jaxext.use_target("sm_90a"):

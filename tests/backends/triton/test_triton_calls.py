@@ -24,9 +24,9 @@ jax_triton = pytest.importorskip("jax_triton", exc_type=ImportError)
 from test_triton_binding import calls, kernels
 
 import jaxext
-from jaxext.backends.triton.triton_matmul import TritonMatmul
 from jaxext.kernels import matmul
 from jaxext.kernels.epilogue import Epilogue
+from jaxext.ops.matmul.triton import TritonMatmul
 
 TRITON = tuple(map(int, re.findall(r"\d+", importlib.metadata.version("triton"))[:2]))
 

@@ -17,9 +17,16 @@ from jax.sharding import PartitionSpec as P
 from lowered import NHWC
 
 import jaxext
-from jaxext.backends.xla import conv_algorithms, conv_dots, conv_lax, conv_line, conv_plan, conv_rates, conv_rows, conv_work
-from jaxext.forms.call import Splitter
-from jaxext.forms.window import Window, dilate
+from jaxext.core.call import Splitter
+from jaxext.core.window import Window, dilate
+from jaxext.ops.conv import xla_algorithms as conv_algorithms
+from jaxext.ops.conv import xla_dots as conv_dots
+from jaxext.ops.conv import xla_lax as conv_lax
+from jaxext.ops.conv import xla_line as conv_line
+from jaxext.ops.conv import xla_plan as conv_plan
+from jaxext.ops.conv import xla_rates as conv_rates
+from jaxext.ops.conv import xla_rows as conv_rows
+from jaxext.ops.conv import xla_work as conv_work
 
 SPLITTER = {False: Splitter.NOBODY, True: Splitter.XLA}
 

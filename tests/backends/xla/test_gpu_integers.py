@@ -14,8 +14,8 @@ from test_conv_algorithms import conv as conv_of_slots
 from test_conv_algorithms import definition, labels, shapes_of, window
 
 import jaxext
-from jaxext.backends.xla import conv_plan
-from jaxext.forms.call import Splitter
+from jaxext.core.call import Splitter
+from jaxext.ops.conv import xla_plan as conv_plan
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
 SIZES = labels(B=2, G=2, C=3, K=2)

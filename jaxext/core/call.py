@@ -1,0 +1,133 @@
+"""The description of one product on one device: static facts for implementations to plan from, and for tables to look up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxext._compat import Splitter
+from jaxext.core.window import Window
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """One product or operation on one device: operands and results by name, sizes by label."""
+
+    op: str  # the primitive's name, such as "conv2d_fprop"
+    open: str  # the slot that is computed; of an operation, its first result
+    labels: Mapping[str, tuple[str, ...]]  # slot -> its labels, in order
+    axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N has the axes N0, N1, ..., or none
+    sizes: Mapping[str, int]  # label -> elements, the product over its axes
+    extents: Mapping[str, int]  # axis -> elements
+    dtypes: Mapping[str, np.dtype]  # operand -> dtype: the factors, then the companions
+    dtype: np.dtype  # of the result
+    window: Window | None
+    precision: Any  # as lax canonicalises it
+    platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
+    arch: int | None  # compute capability of the CUDA device times 10, such as 90, if known
+    splitter: Splitter  # who may still split this over devices
+    device: str = ""  # the name of the CUDA device, such as "NVIDIA H200", if it is here
+    further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
+    operation: Any = None  # the `Operation`; None if this is a product of a form
+    static: Any = None  # what determines an operation besides its operands
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # all parameters of an operation's primitive
+    in_loop: bool = False  # whether it is computed in a loop, as parts are (`core/invariant`)
+    rows: tuple[str, str] | None = None  # the labels of batch and rows, if the rows of the result are independent of each other
+
+    @property
+    def results(self) -> Mapping[str, np.dtype]:
+        """The dtype of each result."""
+        return {self.open: self.dtype, **self.further}
+
+    @property
+    def product(self) -> str:
+        """The name of the product: of the one inside, if this is an operation that has one."""
+        if self.operation is None or self.operation.product is None:
+            return self.op
+        form, open = self.operation.product
+        return form.op(open)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return self.shape_of(self.open)
+
+    def shape_of(self, slot: str) -> tuple[int, ...]:
+        return tuple(self.extents[axis] for axis in self.axes[slot])
+
+    @property
+    def factors(self) -> tuple[str, str]:
+        """The slots of the two operands in which the product is bilinear."""
+        first, second, *_ = self.dtypes
+        return first, second
+
+    @property
+    def empty(self) -> bool:
+        """Whether an axis has size 0, so that the result is empty or all zeros."""
+        return 0 in self.sizes.values()
+
+    @property
+    def problem(self) -> str | None:
+        """The key of the product in tables, in one line; None if a size is symbolic."""
+        if not all(isinstance(size, int) for size in self.sizes.values()):
+            return None
+        window = {} if self.window is None else self.window.sizes
+        parts = [self.op, *(f"{label}={size}" for label, size in self.sizes.items() if label not in window)]
+        if self.window is not None:
+            for field in dataclasses.fields(self.window):
+                per_axis = getattr(self.window, field.name)
+                numbers = [":".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in per_axis]
+                parts.append(f"{field.name}={','.join(numbers)}")
+        operands = " ".join(dtype.name for dtype in self.dtypes.values())
+        if self.static is not None:  # then operands and results may be absent
+            parts.append(str(self.static))
+            operands = ", ".join(f"{name}={dtype.name}" for name, dtype in self.dtypes.items())
+        results = " ".join([self.dtype.name, *(f"{name}={dtype.name}" for name, dtype in self.further.items())])
+        return f"{' '.join(parts)} {operands} -> {results} precision={precision_name(self.precision)}"
+
+    def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The operands with exactly one axis per label.  This copies nothing, since the axes of a label are neighbours."""
+        return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
+
+
+def precision_name(precision: Any) -> str:
+    if precision is None or precision == (lax.Precision.DEFAULT,) * 2:
+        return "default"
+    if isinstance(precision, tuple):
+        return ",".join(str(p).lower() for p in precision)
+    return "".join(str(precision).split())
+
+
+# Why kernels are not used in exported programs unless they are named.
+EXPORTED = "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
+
+
+def no_kernel(call: Call, platform: str) -> str | None:
+    """The reason why no kernel for `platform` can run in this program, or None.
+
+    The reasons: a size is symbolic, the program is for another platform, XLA's partitioner (which cannot split kernels) splits the program,
+    or the target GPU is unknown.
+    """
+    if symbolic := symbolic_size(call):
+        return symbolic
+    if call.platform != platform:
+        return f"platform is {call.platform!r}, want {platform!r}"
+    if call.splitter is Splitter.XLA:
+        return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
+    if call.platform == "cuda" and call.arch is None:
+        return (
+            "not known for which GPU: there is none here, or those here are of several compute capabilities (see jaxext.use_target), "
+            "or the program is for several platforms"
+        )
+    return None
+
+
+def symbolic_size(call: Call) -> str | None:
+    """The reason why no implementation that needs static sizes can run in this program, or None."""
+    symbolic = [label for label, size in call.sizes.items() if not isinstance(size, int)]
+    return f"the size of {symbolic[0]} is symbolic, want a number" if symbolic else None

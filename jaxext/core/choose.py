@@ -1,0 +1,179 @@
+"""Chooses the implementation of a call: a pure function of static facts.
+
+Each implementation plans the call or refuses.  `choose` prefers the first plan, in the family's order, that is expected to gain.  The order
+ends with `xla`, which always plans and gains.  If the call was measured (`Measurement`), the fastest candidate is taken instead, unless it
+ties with the preferred one: the ranges of their times overlap.  If the user names an implementation, no other is considered.  Nothing is
+timed here, and no input differs between the processes of a run, so all processes choose alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxext._scope import user_context
+from jaxext._told import told
+from jaxext.core.call import Call
+from jaxext.core.implementation import Implementation, Plan
+from jaxext.core.invariant import Invariant, by_parts, part_of
+from jaxext.tables import in_force
+from jaxext.tables.table_format import Measurement
+
+# False while an implementation is lowered, since these are written in lax.
+replacing_lax = user_context("in_place_of_lax", False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    plan: Plan | None  # None if the named implementation refuses
+    config: Any  # one of the plan's
+    why: str  # the reason for the choice
+    refusals: Mapping[str, str]  # name -> reason, for each other implementation
+
+    @property
+    def implementation(self) -> str | None:
+        """The name of the chosen implementation."""
+        return self.plan and self.plan.implementation.name
+
+
+def choose(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement] = ()) -> Choice:
+    """Choose an implementation and a config for `call`, and give the reason against each other one.  `measured` comes from a table.
+
+    The measurements of an unnamed call include xla, the last implementation.  A choice by measurement is therefore never slower than xla
+    beyond the noise.
+    """
+    plans: dict[str, Plan] = {}
+    refusals: dict[str, str] = {}
+    for implementation in implementations:
+        if named is not None and implementation.name != named:
+            refusals[implementation.name] = f"{named!r} was named"
+        elif isinstance(plan := implementation.planned(call), str):
+            refusals[implementation.name] = plan
+        else:
+            plans[implementation.name] = plan
+    preferred = _by_preference(named, plans, refusals)
+    counted = _counted(plans, implementations[-1].name, measured)
+    return _by_measurement(counted, preferred, plans, refusals) if counted else preferred
+
+
+def planned(call: Call, named: str | Invariant | None) -> tuple[str | None, Call | None]:
+    """The name of the implementation, and the part of the call for which it is chosen, without measurements, if it is not all of it."""
+    return (named.name, part_of(call, named.name)) if isinstance(named, Invariant) else (named, None)
+
+
+def faster(one: Measurement, other: Measurement) -> bool:
+    """Whether `one` is faster beyond the noise: the ranges of their times do not overlap."""
+    return one.ms[2] < other.ms[0]
+
+
+def _by_preference(named: str | None, plans: Mapping[str, Plan], refused: Mapping[str, str]) -> Choice:
+    """The first that gains and does not yield; if that is the last, xla, the first of those that gain and yield, if there is one."""
+    chosen = second = None
+    refusals = dict(refused)
+    for number, (name, plan) in enumerate(plans.items(), start=1):
+        if reason := None if named else plan.only_if_named or plan.gains():
+            refusals[name] = reason
+        elif not named and plan.yields():
+            second = second or name
+        else:
+            chosen = second if second and number == len(plans) else name
+            break
+    chosen = chosen or second
+    if chosen is None:
+        return Choice(None, None, "", refusals)
+    refusals |= {name: f"{chosen!r} is preferred" for name in plans if name != chosen and name not in refusals}
+    return Choice(plans[chosen], plans[chosen].configs[0], "named" if named else "preferred", refusals)
+
+
+def _counted(plans: Mapping[str, Plan], last: str, measured: Sequence[Measurement]) -> list[tuple[Measurement, Any]]:
+    """The measurements of candidates that still exist, the fastest first, each with its config.
+
+    Measurements of xla, the last implementation, count even if their candidate no longer exists; their config is None.
+    """
+    counted = []
+    for measurement in sorted(measured, key=lambda m: m.ms[1]):
+        name = measurement.implementation
+        configs = plans[name].configs if name in plans else ()
+        config = next((c for c in configs if dataclasses.asdict(c) == measurement.config), None)
+        if config is not None or name == last and name in plans:
+            counted.append((measurement, config))
+    return counted
+
+
+def _by_measurement(
+    counted: Sequence[tuple[Measurement, Any]], preferred: Choice, plans: Mapping[str, Plan], refused: Mapping[str, str]
+) -> Choice:
+    """The preferred candidate if no measurement is faster beyond the noise, else the fastest.
+
+    If the fastest is a candidate of xla that no longer exists, take xla's fastest existing candidate, or else xla's preferred one.
+    """
+    fastest, config = counted[0]
+    taken, gone = fastest, ""
+    if config is None:
+        own = [(m, c) for m, c in counted if m.implementation == fastest.implementation and c is not None]
+        taken, config = own[0] if own else (fastest, plans[fastest.implementation].configs[0])
+        gone = "" if own else ", with a config that is no candidate any more"
+    why = f"measured at {taken.ms[1]:.4g} ms{gone}"
+    tie = next((m for m, c in counted if (m.implementation, c) == (preferred.implementation, preferred.config)), None)
+    if tie not in (None, taken) and not any(faster(m, tie) for m, _ in counted):
+        taken, config = tie, preferred.config
+        why = f"measured at {tie.ms[1]:.4g} ms, preferred in a tie with {described(fastest.implementation, fastest.config)}"
+    refusals = dict(refused)
+    for name in plans.keys() - {taken.implementation}:
+        times = [m.ms[1] for m, c in counted if m.implementation == name and c is not None]
+        refusals[name] = f"it was measured at {min(times):.4g} ms" if times else "it was not measured"
+    return Choice(plans[taken.implementation], config, why, refusals)
+
+
+def described(implementation: str, config: Mapping[str, Any]) -> str:
+    """Such as "xla algorithm=lax"."""
+    return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
+
+
+def run(call: Call, implementations: Sequence[Implementation], named: str | Invariant | None, operands: Mapping[str, jax.Array]) -> Any:
+    """The result of the call, or a tuple if it has several."""
+    with replacing_lax(False):
+        name, part = planned(call, named)
+        choice = _usable(part or call, implementations, name, () if part else in_force.measured(call))
+        if choice.plan is None:
+            reason = choice.refusals.get(name or "", f"it has only {sorted(choice.refusals)}")
+            raise NotImplementedError(f"{call.op}: implementation {name!r} does not support this call: {reason}")
+        if part is None:
+            return computed(choice.plan, choice.config, operands)
+        if choice.plan.implementation.rows_by_config:
+            plan = choice.plan.implementation.planned(call)
+            if isinstance(plan, Plan) and choice.config in plan.configs:
+                return computed(plan, choice.config, operands)  # the bits of its rows are those that parts by this config have
+        return by_parts(call, part, operands, functools.partial(computed, choice.plan, choice.config))
+
+
+def _usable(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement]) -> Choice:
+    """Choose as `choose` does.  If nobody named the implementation, one whose kernel cannot be compiled here gives way, with a warning."""
+    choice = choose(call, implementations, named, measured)
+    while named is None and choice.plan is not None and (reason := choice.plan.fails(choice.config)):
+        kernel = f"{call.op}: the {choice.implementation} kernel {choice.plan.describe(choice.config)}"
+        warnings.warn(f"{kernel} cannot be compiled here, another implementation is used: {reason}", stacklevel=2)
+        implementations = [each for each in implementations if each is not choice.plan.implementation]
+        choice = choose(call, implementations, named, measured)
+    return choice
+
+
+def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:
+    """The plan's result or results, with shapes and dtypes checked.  Otherwise the program would continue with wrong types."""
+    results: Any = plan.run(config, operands)
+    call = plan.call
+    if call.empty:  # XLA aborts on a sum of complex zeros over devices, also outside, if it sees that they are constant
+        results = lax.optimization_barrier(results)
+    wanted = [(dtype, call.shape_of(slot)) for slot, dtype in call.results.items()]
+    got = list(results) if isinstance(results, tuple | list) else [results]
+    if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
+        gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else told(y) for y in got)
+        want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)
+        raise TypeError(f"{call.op}: implementation {plan.implementation.name!r} gave {gave}, want {want}")
+    return tuple(got) if call.further else got[0]

@@ -1,0 +1,53 @@
+"""The definition of an operation that is not bilinear: its composition of forms and jnp, computed on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxext import _compat
+from jaxext.core.call import Call
+from jaxext.core.choose import run
+from jaxext.core.implementation import Algorithm, Definition
+
+
+def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
+    """The result of a call, or a tuple of several, by the composition, on one device.
+
+    Its products are computed by the implementation that is `named`, and their partial sums are added over devices by `summed`.
+    """
+    all_axes = {axis for axes in call.axes.values() for axis in axes}
+
+    def product(form, open, operands, *, implementation, out_sharding, **params):
+        del implementation, out_sharding  # `named` says it, and this is one device
+        names = form.operands(open)
+        operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
+        device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
+        inner = form.call(open, list(operands.values()), **device, **params)
+        y = run(inner, form.family.implementations, named, operands)
+        if summed is None:
+            return y
+        contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
+        return summed(y, all_axes - contracted)
+
+    # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
+    narrow = call.platform != "cpu" and summed is None
+    dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
+    params = {**call.params, "dtypes": dtypes, "precision": call.precision}
+    results = call.operation.composition(call.operation, product, operands, out_sharding=None, narrow=narrow, **params)
+    return tuple(results[name] for name in call.results) if call.further else results[call.open]
+
+
+class Composition(Definition):
+    """The definition of an operation with a product inside.  It supports every call."""
+
+    name, version = "xla", "of its call"
+
+    def candidates(self, call: Call) -> Sequence[Algorithm]:
+        return (Algorithm("composition"),)
+
+    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]):
+        named = call.params["implementation"]
+        return composed(call, operands, named if named == self.name else None)

@@ -1,0 +1,108 @@
+"""The registry of families of forms and of their implementations, jaxext's own and users'.
+
+A family is one form, or several of one kind (convolutions with any number of spatial axes), together with facts that do not follow from
+their labels.  Dispatch, `explain`, `tune`, benchmarks and checkpoint policies look families up in `families`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+
+from jaxext.core.implementation import Implementation
+from jaxext.tables import in_force
+
+# All families, by name.
+families: dict[str, Family] = {}
+
+# The families of which jax may hold programs.
+in_use: set[Family] = set()
+
+# lax's primitive -> the function that turns its equations into jaxext's products.
+readers: dict[Primitive, Callable[..., jax.Array]] = {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Family:
+    """A family of forms.
+
+    Attributes:
+      name: the family's name for `jaxext.extend.register`.
+      twin: lax's primitive for the same product, if there is one.  Policies of `jax.checkpoint` see this primitive.
+      namesake: lax's primitive of the same name, if policies do not know it and see another twin.  `bind` computes it.
+      read: computes an equation of `twin` as a product of the family, from its operands, its parameters, the dtype of its result and the
+        name of an implementation.  None if equations of `twin` are not replaced.
+      bind: computes a call of `replaced` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
+      said: `said(open, ranks)` gives the parameters of `twin` that tell which axes are what.  None: by the labels, `dimension_numbers`.
+      names: a pattern of the names of its forms, reserved for them.
+      weights: the slot that all rows of a result share.  None: there is none, so `use_invariant` refuses the family.
+      letters: slot -> label -> the letter in `explain`, if it differs from the label.
+      groups: the labels that `read` splits off a neighbouring axis.
+      samples: gives calls that run its kernels, each by a name, a function and the shapes of its arguments, for `python -m jaxext verify`,
+        `python -m jaxext kernels` and docs/refusals.py.
+      implementations: in order of preference.  The last one plans every call, and is the definition.
+    """
+
+    name: str
+    twin: Primitive | None
+    names: str
+    namesake: Primitive | None = None
+    read: Callable[..., jax.Array] | None = None
+    bind: Callable[..., jax.Array] | None = None
+    said: Callable[..., Mapping] | None = None
+    weights: str | None = None
+    letters: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    groups: str = ""
+    samples: Callable[[], Iterable[tuple[str, Callable[..., Any], Sequence[jax.ShapeDtypeStruct]]]] = tuple
+    implementations: list[Implementation] = dataclasses.field(default_factory=list)
+
+    @property
+    def replaced(self) -> Primitive | None:
+        """lax's primitive whose calls become the family's inside `in_place_of_lax`."""
+        return self.twin if self.read is not None else self.namesake
+
+    @property
+    def names_of_implementations(self) -> list[str]:
+        return [each.name for each in self.implementations]
+
+
+def declare(family: Family, *implementations: Implementation) -> Family:
+    """Register a family with its implementations, in order of preference, and return it."""
+    families[family.name] = family
+    if family.read is not None and family.twin is not None:
+        readers[family.twin] = family.read
+    for implementation in reversed(implementations):
+        register(family, implementation)
+    return family
+
+
+def is_replaced(primitive: Primitive) -> bool:
+    """Whether it is of lax, and a family computes it inside `in_place_of_lax`."""
+    return any(primitive is family.replaced for family in families.values())
+
+
+def register(family: Family, implementation: Implementation) -> None:
+    """Add an implementation to a family, in front of those that it has, or in the place of the one of the same name.
+
+    Then jax forgets all programs if it may hold one of the family, or a gradient by the reference of an operation whose backward it is.
+    """
+    names = family.names_of_implementations
+    if implementation.name not in names:
+        in_force.add_code(implementation.name, implementation.code)
+        family.implementations.insert(0, implementation)
+    else:
+        at = names.index(implementation.name)
+        in_force.add_code(implementation.name, implementation.code, instead_of=family.implementations[at].code)
+        family.implementations[at] = implementation
+    if in_use & {family, families.get(family.name.removesuffix("_backward"))}:
+        jax.clear_caches()
+        in_use.clear()
+
+
+def names_of_implementations() -> list[str]:
+    """The names of all families' implementations in reverse order of preference: "xla" first, users' own last."""
+    return list(dict.fromkeys(name for family in families.values() for name in reversed(family.names_of_implementations)))

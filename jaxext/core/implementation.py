@@ -1,0 +1,238 @@
+"""The interface of implementations: for each product, an implementation returns a `Plan` or the reason why it refuses.
+
+A plan holds everything derived from the call, so that nothing is computed twice: its configs (those expected to be fastest first), whether
+it is expected to be faster than the implementations after it, a description for `explain`, and how to run.  Nothing is timed here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxext._compat import Splitter
+from jaxext._told import told
+from jaxext.core.call import EXPORTED, Call
+from jaxext.core.precisions import by_xla
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """The config of an implementation that has nothing else to choose."""
+
+    algorithm: str
+
+
+# What None means as an answer to a question, and what a reason says.
+MEANING = {"supports": "computes the call", "gains": "may be used unless another one is named"}
+REFUSING = {"supports": "why it does not compute the call", "gains": "why others are preferred"}
+
+
+class Implementation:
+    """Base class of implementations.  Derive from it, define `supports` and `run`, and `register` an instance.
+
+    It is asked at lowering, for one device's part of the product.  The answer may depend only on the `Call` and on installed software,
+    which must be the same in every process.  A call has one open slot (`call.open`), computed from the other two: y for the operation
+    itself, x and w for its gradients.  If it refuses, the next one is asked; if it was named, NotImplementedError gives its reason.
+
+    `plan` calls `supports`, and makes a `Plan` of the other methods.  Override `plan` itself if these would repeat work.
+
+    Register an FFI target (`jax.ffi.register_ffi_target`) together with the implementation, not in `supports`: JAX loads cached programs
+    without calling `supports`.
+
+    Attributes:
+      name: its name for `implementation=` and `jaxext.use_implementation`: an identifier that jaxext does not use.
+      version: a word that identifies its code.  A new version invalidates measurements of `jaxext.tune` and programs in JAX's cache.  None
+        means a hash of the file of its class; set it yourself if a kernel is in another file.
+      custom_calls: the targets of its custom calls, for `jaxext.export_disabled_checks`.
+      rows_by_config: whether the bits of a row of the result depend on its config, and on no other row (`jaxext.use_invariant`).
+
+    Examples:
+      >>> class Einsum(Implementation):
+      ...     name, version = "einsum", "1"
+      ...     def supports(self, call):
+      ...         return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
+      ...     def run(self, call, config, operands):
+      ...         letters = {slot: "".join(labels) for slot, labels in call.labels.items()}  # one letter each
+      ...         equation = f"{','.join(letters[slot] for slot in operands)}->{letters[call.open]}"
+      ...         return jnp.einsum(equation, *call.flatten(operands).values()).reshape(call.shape)
+      >>> register("matmul", Einsum())
+      >>> jax.grad(lambda a, b: jaxext.matmul(a, b, implementation="einsum").sum())(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
+      (2, 3)
+    """
+
+    name: str
+    version: str | None = None
+    custom_calls: Sequence[str] = ()
+    rows_by_config: bool = False
+
+    def supports(self, call: Call) -> str | None:
+        """None if it computes the call, or the reason why not, a str.  `no_kernel` gives the reasons that hold for any kernel."""
+        raise NotImplementedError
+
+    def gains(self, call: Call) -> str | None:
+        """None, or the reason for leaving a supported call to others unless this one is named.  The default refuses exported programs.
+
+        jax exports a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
+        `disabled_checks`; `jaxext.export_disabled_checks()` returns those of all `custom_calls`.
+        """
+        return EXPORTED if call.splitter is Splitter.LATER else None
+
+    def candidates(self, call: Call) -> Sequence[Any]:
+        """The configs for a supported call, those expected to be fastest first: one or more frozen dataclasses of int, str and bool."""
+        return (Algorithm(self.name),)
+
+    def describe(self, call: Call, config: Any) -> str:
+        """How the call is computed, in a word or two, for `jaxext.explain`."""
+        return " ".join(str(value) for value in dataclasses.asdict(config).values())
+
+    def expected(self, call: Call) -> Sequence[str]:
+        """The expected cost of each config in a few words, in the order of `candidates`, for `jaxext.explain`; empty if it is unknown."""
+        return ()
+
+    def multiplies(self, call: Call) -> str:
+        """In how many bits factors are multiplied, if these are not all that they have, such as "TF32: 11 bits", for `jaxext.explain`."""
+        return ""
+
+    def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
+        """Compute the result, of `call.shape` and `call.dtype`, in code that JAX can trace, such as `jax.ffi.ffi_call` or `jax.numpy`.
+
+        An operation gives a tuple of the results in `call.results`, in that order.  They may be a part of all.  One may be an array.
+        `operands` maps slots to arrays with the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of `call.sizes`.
+        A size may be 0.  If you call a jaxext operation here, name its implementation, such as "xla", or this one may be asked again.
+        Settings of jax and contexts of jaxext are those of the caller.  A `jax.make_user_context` of yours is not, where XLA splits the
+        program over devices.
+        """
+        raise NotImplementedError
+
+    def plan(self, call: Call) -> Plan | str:
+        """How the call would be computed, or the reason for refusing it."""
+        return self._answer(call, "supports") or Plan(self, call)
+
+    def code(self, platform: str) -> str:
+        """A word that identifies its code for the platform.
+
+        Raises:
+          ValueError: `version` is not a word, or it is None and the class has no file.
+        """
+        if self.version is not None:
+            if not isinstance(self.version, str) or not self.version.isprintable() or not 0 < len(self.version) <= 100:
+                raise ValueError(f"register: {self.name} has the version {told(self.version)}, want a word")
+            return self.version
+        try:
+            return hash_of([file_of(type(self))])
+        except (OSError, TypeError) as error:
+            raise ValueError(f"register: {self.name} lies in no file, so it must have a `version` ({error})") from None
+
+    def _answer(self, call: Call, question: str) -> str | None:
+        """The answer of `supports` or `gains`, with its type checked."""
+        reason = getattr(self, question)(call)
+        if reason is not None and not (isinstance(reason, str) and reason):
+            want = f"want None or a reason: None if it {MEANING[question]}, else a str that says {REFUSING[question]}"
+            raise TypeError(f"{call.op}: `{question}` of implementation {self.name!r} gave {told(reason)}, {want}")
+        return reason
+
+    def planned(self, call: Call) -> Plan | str:
+        """The answer of `plan`, with its type checked."""
+        plan = self.plan(call)
+        if not isinstance(plan, Plan) and not (isinstance(plan, str) and plan):
+            raise TypeError(f"{call.op}: `plan` of implementation {self.name!r} gave {told(plan)}, want a Plan, or a str that says why not")
+        return plan
+
+
+class Definition(Implementation):
+    """An implementation that defines the result: it supports every call, and is taken if all before it refuse or gain nothing."""
+
+    def supports(self, call: Call) -> str | None:
+        return None
+
+    def gains(self, call: Call) -> str | None:
+        return None
+
+    def multiplies(self, call: Call) -> str:
+        return by_xla(call)
+
+
+class Plan:
+    """How an implementation would compute a call.
+
+    Attributes:
+      only_if_named: the reason why it is used and timed only if named, or None.
+    """
+
+    only_if_named: str | None = None
+
+    def __init__(self, implementation: Implementation, call: Call):
+        self.implementation, self.call = implementation, call
+
+    @functools.cached_property
+    def configs(self) -> Sequence[Any]:
+        """One or more configs, those expected to be fastest first, each of which a table can hold."""
+        found = self.implementation.candidates(self.call)
+        if not isinstance(found, Sequence) or not found or not all(map(_is_config, found)):
+            wanted = "one or more frozen dataclasses of whole numbers, words and truth values"
+            raise TypeError(
+                f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} gave {told(found)}, want {wanted}"
+            )
+        return found
+
+    def gains(self) -> str | None:
+        """None, or the reason for preferring the implementations after it unless this one is named."""
+        return self.implementation._answer(self.call, "gains")
+
+    def yields(self) -> bool:
+        """Return whether an implementation after it is expected to be faster, so that it is taken only if none of them gains."""
+        return False
+
+    def fails(self, config: Any) -> str | None:
+        """Return the reason why this machine cannot compile it, or None.  It is asked when a program is lowered, if nobody named it."""
+        return None
+
+    def describe(self, config: Any) -> str:
+        """How the call would be computed, in a word or two, for `explain`."""
+        return self.implementation.describe(self.call, config)
+
+    def multiplies(self) -> str:
+        """In how many bits factors are multiplied, if these are not all that they have."""
+        return self.implementation.multiplies(self.call)
+
+    def run(self, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
+        """The result, of `call.shape` and `call.dtype`, from operands with the axes `call.axes`."""
+        return self.implementation.run(self.call, config, operands)
+
+
+def _is_config(config: Any) -> bool:
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return False
+    return all(type(value) in (int, str, bool) for value in dataclasses.asdict(config).values())
+
+
+def hash_of(files: Iterable[pathlib.Path], *more: bytes) -> str:
+    """A short hash of the contents of files.
+
+    Raises:
+      OSError: a file cannot be read.
+    """
+    parts = [hashlib.sha256(file.read_bytes()).digest() for file in files]
+    return hashlib.sha256(b"".join([*parts, *more])).hexdigest()[:16]
+
+
+def file_of(cls: type) -> pathlib.Path:
+    """The file that defines a class."""
+    return pathlib.Path(inspect.getfile(cls))
+
+
+def files_of(implementation: Implementation) -> list[pathlib.Path]:
+    """Return the files of one of jaxext's implementations, by the folders of its class and of its bases: the file of each class, those
+    beside it that begin with the implementation's name, and `problem.py`."""
+    found: set[pathlib.Path] = set()
+    for cls in type(implementation).__mro__[: -len(Implementation.__mro__)]:
+        folder = file_of(cls).parent
+        found |= {file_of(cls), *folder.glob(f"{implementation.name}*.*"), *folder.glob("problem.py")}
+    return sorted(found)

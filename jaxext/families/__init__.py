@@ -1,1 +1,0 @@
-"""jaxext's bilinear operations, one file each, and the replacement of lax's products by them."""

@@ -1,0 +1,1 @@
+"""Replacement of lax's products by those of jaxext."""

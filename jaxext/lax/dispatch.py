@@ -1,0 +1,215 @@
+"""Replaces lax's products with jaxext's, for one call or inside a context, and resolves the implementation's name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext import _compat
+from jaxext._scope import Scope, in_parentheses, user_context
+from jaxext._told import dtype_named, told
+from jaxext.core import flops
+from jaxext.core.choose import replacing_lax
+from jaxext.core.family import Family, families, names_of_implementations
+from jaxext.core.form import owner
+from jaxext.core.invariant import Invariant
+from jaxext.lax.substitute import CacheKey, substitute
+
+_named = user_context("use_implementation", None)
+_invariant = user_context("use_invariant", False)
+
+
+@in_parentheses('use_implementation("xla")')
+def use_implementation(name: str | None) -> Scope:
+    """A context in which every jaxext operation and its gradients use the implementation `name` (None: select automatically).
+
+    It is a context manager (`with use_implementation("xla"): ...`) and a function decorator (`@use_implementation("xla")`).
+
+    An `implementation=` argument at the call takes precedence.  Calling an operation that has no implementation of this name raises
+    ValueError.  The context is part of `jax.jit`'s cache key.
+
+    Raises:
+      ValueError: no operation has an implementation of this name.
+    """
+    known = sorted(names_of_implementations())
+    if name is not None and name not in known:
+        raise ValueError(f"use_implementation: name is {told(name)}, want one of {known} or None")
+    return Scope("use_implementation", _named, name)
+
+
+@in_parentheses("use_invariant()")
+def use_invariant() -> Scope:
+    """A context in which the bits of a row of a result do not depend on the other rows: the same for each size of a batch.
+
+    It is a context manager (`with use_invariant(): ...`) and a function decorator (`@use_invariant()`), and part of `jax.jit`'s cache key.
+
+    Rows are those of the first operand of a matrix product, images of a convolution, and what vmap maps in them; the second operand are
+    weights.  The bits of a row depend neither on how many rows there are, nor on its place among them, nor on how many devices share them.
+    That holds for the results of matrix products and convolutions, `linear`, `gated_linear_unit` and `conv_bias_act` too, and for their
+    gradients in the first operand, of any order.  It does not hold for the gradient of weights, which is a sum over rows, and the product
+    of two operands whose first axes are contracted, which is the same product; for columns of the second operand; and for sums over axes
+    that devices share.
+
+    Its cost is described in https://github.com/jaxext/jaxext/blob/main/docs/invariant.md.
+
+    Raises:
+      NotImplementedError: raised by an operation inside, if it has no such form, or if a size is symbolic.
+    """
+    return Scope("use_invariant", _invariant, True)
+
+
+@in_parentheses("in_place_of_lax()")
+def in_place_of_lax() -> Scope:
+    """A context in which jaxext's products replace lax's, for models that do not let you pass in an operation.
+
+    It is a context manager (`with in_place_of_lax(): ...`) and a function decorator (`@in_place_of_lax()`).
+
+    Every `dot_general`, `ragged_dot_general`, `scaled_dot` and `conv_general_dilated` of `jax.lax` that is traced or run inside becomes
+    the jaxext operation, also when called by a library (`jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox).  It uses the
+    implementation set by `use_implementation`.  The context belongs to this thread and is part of `jax.jit`'s cache key.
+
+    Do not use it around code that interprets lax's products itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet`
+    do not know jaxext's.  Policies of `jax.checkpoint` recognise them only through `jaxext.checkpoint_policies`.
+    """
+    for family in families.values():
+        if family.replaced is not None:
+            _compat.replace_bind(family.replaced, functools.partial(_bind, family))
+    return Scope("in_place_of_lax", replacing_lax, True)
+
+
+def _bind(family, original, *operands, **params):
+    """`bind` of lax's primitive, redirected to jaxext while `replacing_lax` is set."""
+    if not replacing_lax.value:
+        return original(*operands, **params)
+    if family.bind is not None:
+        return family.bind(*operands, **params)
+    return like(original, family, None, operands, params, name=family.replaced.name)
+
+
+def like(
+    namesake: Callable, family: Family, implementation: str | None, arrays: tuple, static: dict[str, Any], *, name: str | None = None
+) -> jax.Array:
+    """`namesake(*arrays, **static)` with the family's products, by the implementation that the call or the context names.
+
+    It runs as one jitted program, traced once for each type of the arrays.  Only arrays are its operands, and only plain values are in its
+    key.  Any other argument goes to the namesake directly, which accepts Python scalars and flax's nnx.Param, and refuses lists, None and
+    traced static arguments.
+    """
+    name = name or namesake.__name__
+    by = _resolved(implementation, name, family)
+    _refuse_dtype(name, static)
+    keywords = CacheKey.of(static)
+    if keywords is None or not all([_is_array(x) for x in arrays]):
+        return substitute(functools.partial(namesake, *arrays, **static), (), by)
+    return _program(namesake, name, keywords, by)(*arrays)
+
+
+def compiled(
+    function: Callable,
+    key: tuple[Hashable, ...],
+    family: Family,
+    implementation: str | None,
+    arrays: tuple,
+    static: dict[str, Any],
+    *,
+    name: str,
+) -> jax.Array:
+    """`function(*key, *arrays, **static, implementation=)` as a jitted program, as in `like`."""
+    by = _resolved(implementation, name, family)
+    _refuse_dtype(name, static)
+    keywords = CacheKey.of(static)
+    if keywords is None:
+        return function(*key, *arrays, **static, implementation=by)
+    return _program_of(function, key, name, keywords, by)(*arrays)
+
+
+@functools.lru_cache(maxsize=4096)
+def _program_of(function, key, name, keywords, implementation):
+    program = functools.partial(function, *key, **keywords.copy(), implementation=implementation)
+    program.__name__ = program.__qualname__ = name  # type: ignore[attr-defined]
+    return jax.jit(program, inline=True)
+
+
+def _resolved(implementation: str | None, name: str, family: Family) -> str | Invariant | None:
+    """The implementation that the call or the context names, at the beginning of a call."""
+    flops.tell(owner)  # on a cache hit jax binds no primitive, so `Form.bind` would not register the rules
+    return named(implementation, name, family) if implementation is not None or _named.value is not None or _invariant.value else None
+
+
+def _refuse_dtype(name: str, static: dict[str, Any]) -> None:
+    if isinstance(dtype := static.get("preferred_element_type"), str | int | float):  # others are left to the namesake
+        dtype_named(name, "preferred_element_type", dtype)
+
+
+def _is_array(x: Any) -> bool:
+    """Whether jit accepts x as an array.  It refuses numpy's object arrays and masked arrays."""
+    if type(x) is np.ndarray:
+        return x.dtype.kind != "O"
+    return isinstance(x, (Tracer, jax.Array, np.generic))  # Tracer first: isinstance(tracer, jax.Array) is slow
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(namesake, name, keywords, implementation):
+    """A jitted function of the arrays alone: jit is slow to compare static arguments.
+
+    It is inlined into jaxprs, on versions of jax that respect `inline`.  jnp.convolve is not inlined, and is differentiated as one call.
+    """
+
+    function = functools.partial(namesake, **keywords.copy())
+
+    def program(*arrays):
+        return substitute(function, arrays, implementation)
+
+    program.__name__ = program.__qualname__ = name
+    return jax.jit(program, inline=namesake is not jnp.convolve)
+
+
+def named(implementation: str | None, operation: Any, family: Family) -> str | Invariant | None:
+    """The implementation named by the call, else by the context; ValueError if the family does not have it."""
+    implementation = _named.value if implementation is None else implementation
+    if implementation is not None and implementation not in (known := family.names_of_implementations):
+        raise ValueError(f"{operation}: implementation is {told(implementation)}, want one of {known} or None")
+    if not _invariant.value:
+        return implementation
+    if family.weights is None:
+        raise NotImplementedError(
+            f"{operation}: inside use_invariant, which keeps the rows of matmul, dot_general, convolutions, linear, gated_linear_unit and "
+            "conv_bias_act alone, want one of these, or call it outside"
+        )
+    return Invariant(implementation)
+
+
+def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
+    """The dtype and precision that `lax.dot_general` derives from its keywords, read from its equation."""
+    product = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers, precision=precision, preferred_element_type=dtype)
+    params, result = as_lax_says(product, *operands)
+    return dict(dtype=result.dtype, precision=params["precision"])
+
+
+def as_lax_says(product: Callable, *operands: jax.Array | jax.ShapeDtypeStruct) -> tuple[dict[str, Any], Any]:
+    """The parameters of a product of lax, and the type of its result, from its equation for operands without shardings."""
+    with replacing_lax(False):
+        (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns
+    return dict(eqn.params), eqn.outvars[0].aval
+
+
+def sharding_in_types(name: str, sharding: NamedSharding | P | None, ndim: int) -> NamedSharding | None:
+    """An `out_sharding` as types hold it: on an abstract mesh, with an entry for each axis."""
+    if sharding is None:
+        return None
+    if not isinstance(sharding, NamedSharding | P):
+        raise TypeError(f"{name}: out_sharding is {told(sharding)}, want a NamedSharding or a PartitionSpec")
+    mesh = jax.sharding.get_abstract_mesh() if isinstance(sharding, P) else sharding.mesh.abstract_mesh
+    spec = tuple(sharding if isinstance(sharding, P) else sharding.spec)
+    if mesh.empty or AxisType.Explicit not in mesh.axis_types or len(spec) > ndim:
+        raise ValueError(f"{name}: out_sharding is {told(sharding)}, want one for {ndim} axes, on a mesh with explicit axes")
+    return NamedSharding(mesh, P(*spec, *(None,) * (ndim - len(spec))))

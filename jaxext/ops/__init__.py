@@ -1,0 +1,1 @@
+"""The operations: a folder for each, with its public functions, its form, and what computes it."""

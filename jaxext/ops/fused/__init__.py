@@ -1,0 +1,248 @@
+"""The public operations that fuse what follows a product: bias, activation, residual and gate.
+
+Each is one primitive whose meaning is a composition of jaxext's product with jnp.  XLA cannot fuse anything into a kernel, so a kernel
+computes all of it, and nothing but the result is written to memory.
+
+Every operation supports all of JAX, as `jaxext.matmul` does.  The sum is kept in float32 for results of 16 bits, and the result is rounded
+once; on GPUs the implementation `xla` rounds where plain jnp does.  Where a derivative needs the activation's input, the same kernel writes
+it too, with the dtype of the result; `jax.checkpoint`'s policies know it by the name "preactivation".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxext.core import activation as _activation
+from jaxext.core import epilogue
+from jaxext.core.arguments import checked, given, refuse_dtypes, refuse_shape
+from jaxext.core.operation import Operation
+from jaxext.lax.dispatch import as_lax_says, compiled, sharding_in_types
+from jaxext.ops.conv.form import Arrangement, arranged
+from jaxext.ops.fused import form
+
+__all__ = ["conv_bias_act", "gated_linear_unit", "linear"]
+
+
+def linear(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    residual: ArrayLike | None = None,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Matrix product with a fused epilogue: y[..., n] = activation(Σ_k x[..., k] w[k, n] + bias[n]) + residual[..., n].
+
+    Args:
+      x: shape (..., K).
+      w: shape (K, N).
+      bias: shape (N,), or None.
+      activation: "relu", "relu6", "gelu" (exact), "gelu_tanh" (its approximation, the default of `jax.nn.gelu`), "silu" or "swish",
+        "sigmoid", "tanh", "leaky_relu" (with the slope 0.01), "squared_relu" (relu(z)²), or any elementwise function.  A function of jax.nn
+        that is one of these, such as `jax.nn.silu`, counts as its name.  Another function may close over traced values.  It follows the
+        product, of which it gets the result.
+      residual: shape (..., N), or None.  It is added after the activation.
+      precision, out_sharding: as in `matmul`.
+      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and residual does not count.
+      implementation: the name of an implementation, also used for all derivatives; "xla" is the composition.  None selects one
+        automatically.
+
+    Returns:
+      shape (..., N).
+
+    Examples:
+      >>> linear(jnp.ones((5, 2, 3)), jnp.ones((3, 4)), jnp.ones(4), activation="gelu").shape
+      (5, 2, 4)
+
+    Raises:
+      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function, or is given
+        for a result of integers.
+      ValueError: `activation` or `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    return _matmul(
+        "linear",
+        {"x": x, "w": w} | given(bias=bias, residual=residual),
+        activation,
+        gated=False,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def gated_linear_unit(
+    x: ArrayLike,
+    weights: ArrayLike,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Gated linear unit: y[..., n] = activation(Σ_k x[..., k] weights[k, 0, n]) Σ_k x[..., k] weights[k, 1, n].
+
+    With the activation "silu" it is SwiGLU, with "gelu" GEGLU, with "sigmoid" GLU, and with None the bilinear unit.
+
+    Args:
+      x: shape (..., K).
+      weights: shape (K, 2, N): gate and linear part.
+      activation, precision, preferred_element_type, out_sharding, implementation: as in `linear`.
+
+    Returns:
+      shape (..., N).
+
+    Examples:
+      >>> gated_linear_unit(jnp.ones((5, 3)), jnp.ones((3, 2, 4)), activation="silu").shape
+      (5, 4)
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as `linear`.
+    """
+    return _matmul(
+        "gated_linear_unit",
+        {"x": x, "weights": weights},
+        activation,
+        gated=True,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def conv_bias_act(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    bias: ArrayLike | None,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers=None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    residual: ArrayLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Convolution with a fused epilogue: activation(conv_general_dilated(lhs, rhs, ...) + bias) + residual.
+
+    Args:
+      lhs, rhs, window_strides, ..., out_sharding: as in `conv_general_dilated`; a transposed convolution has an `lhs_dilation`.
+      bias: shape (output channels,), or None.
+      activation: as in `linear`.
+      residual: the shape of the result, or None.  It is added after the activation.
+      implementation: as in `linear`.
+
+    Returns:
+      the result, in the layout given by `dimension_numbers`.
+
+    Examples:
+      >>> x, w, b = jnp.ones((2, 32, 32, 8)), jnp.ones((3, 3, 8, 16)), jnp.ones(16)
+      >>> conv_bias_act(x, w, b, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), activation="relu").shape
+      (2, 32, 32, 16)
+
+    Raises:
+      Exception: any error that `jax.lax.conv_general_dilated` raises.
+      TypeError, ValueError, NotImplementedError: as `linear`.
+    """
+    return _convolution(
+        {"lhs": lhs, "rhs": rhs} | given(bias=bias, residual=residual),
+        activation,
+        window_strides=window_strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=dimension_numbers,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def _matmul(
+    name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static
+) -> jax.Array:
+    """`arrays`: x, w or weights, and bias and residual if they are given."""
+    arrays = checked(name, arrays)
+    x, w = list(arrays.values())[:2]
+    second = list(arrays)[1]
+    if x.ndim == 0:
+        raise TypeError(f"{name}: x has the shape (), want (..., K)")
+    if w.ndim != (3 if gated else 2) or w.shape[0] != x.shape[-1] or gated and w.shape[1] != 2:
+        wanted = f"({x.shape[-1]}, 2, N): gate and up" if gated else f"({x.shape[-1]}, N)"
+        raise TypeError(f"{name}: {second} has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
+    columns = w.shape[-1]
+    if "bias" in arrays:
+        refuse_shape(name, "bias", arrays["bias"], (columns,), "an element for each column of w")
+    if "residual" in arrays:
+        refuse_shape(name, "residual", arrays["residual"], (*x.shape[:-1], columns), "that of the result")
+    keywords = dict(static, preferred_element_type=preferred_element_type)
+    activation, function = _activation.named(name, activation)
+    added = epilogue.taken_out(function, arrays, "residual")
+    fused = gated and function is None
+    operation = form.gated_linear_unit() if fused else form.linear("bias" in arrays, "residual" in arrays)
+    key = (operation, name, activation)
+    z = compiled(_linear, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+    return epilogue.applied(name, function, z, added, epilogue.plus, gated)
+
+
+def _linear(operation: Operation, name, activation, *arrays, **keywords) -> jax.Array:
+    operands = dict(zip(operation.inputs, arrays, strict=True))
+    added = {argument: argument for argument in list(operands)[2:]}
+    ndim = operands["a"].ndim
+    ranks = dict(B=0, M=ndim - 1, K=1, N=1 if operation.whole else operands["b"].ndim - 1, T=1)
+    return form.bind_product(operation, name, activation, operands, "ab", (((ndim - 1,), (0,)), ((), ())), ranks, added, **keywords)
+
+
+def _convolution(arrays: Mapping[str, Any], activation, *, implementation, **static) -> jax.Array:
+    """`arrays`: lhs, rhs, and bias and residual if they are given; `static`: the keywords of lax's convolution."""
+    name = "conv_bias_act"
+    arrays = checked(name, arrays)
+    activation, function = _activation.named(name, activation)
+    added = epilogue.taken_out(function, arrays, "residual")
+    z = compiled(_conv, (tuple(arrays), activation), form.CONV_BIAS_ACT, implementation, tuple(arrays.values()), static, name=name)
+    if added:
+        refuse_shape(name, "residual", added["residual"], z.shape, "that of the result")
+    return epilogue.applied(name, function, z, added, epilogue.plus)
+
+
+def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **static) -> jax.Array:
+    name = "conv_bias_act"
+    added = dict(zip(names, arrays, strict=True))
+    lhs, rhs = added.pop("lhs"), added.pop("rhs")
+    convolution = functools.partial(lax.conv_general_dilated, **static)
+    params, result = as_lax_says(convolution, lhs, rhs)
+    features = rhs.shape[params["dimension_numbers"].rhs_spec[0]]
+    if "bias" in added:
+        refuse_shape(name, "bias", added["bias"], (features,), "an element for each output channel")
+    if "residual" in added:
+        refuse_shape(name, "residual", added["residual"], result.shape, "that of the result")
+    refuse_dtypes(name, activation, result.dtype, added)
+    params["out_sharding"] = sharding_in_types(name, out_sharding, lhs.ndim)
+    product, operands, params, arrangement = arranged(lhs, rhs, implementation=implementation, **params)
+    operation = form.conv_bias_act(len(product.window) // 3, "bias" in added, "residual" in added)
+    arrange = {"bias": Arrangement.bias_from_lax, "residual": Arrangement.from_lax}
+    operands |= {argument: arrange[argument](arrangement, x) for argument, x in added.items()}
+    y = arrangement.to_lax(epilogue.bind(operation, operands, dtype=result.dtype, activation=activation, **params))
+    return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)

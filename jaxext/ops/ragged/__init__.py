@@ -1,0 +1,276 @@
+"""The public ragged products: rows that are cut into groups, each with a matrix of its own, as in a mixture of experts.
+
+Every operation supports all of JAX, as `jaxext.matmul` does: also `vmap` over any of its operands, the sizes included, and derivatives of
+any order.  The sizes are not known when a program is compiled.  The work does not grow with the number of groups.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxext._told import told
+from jaxext.core import activation as _activation
+from jaxext.core import epilogue
+from jaxext.core.arguments import checked, given, refuse_shape
+from jaxext.core.operation import Operation
+from jaxext.lax.dispatch import compiled
+from jaxext.ops.fused.form import bind_product
+from jaxext.ops.ragged import form
+
+__all__ = ["ragged_dot", "ragged_dot_general", "ragged_gated_linear_unit", "ragged_linear"]
+
+
+def ragged_dot(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: jax.Array | None = None,
+    out_sharding=None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Matrix product of groups of rows, as `jax.lax.ragged_dot`: out[m, n] = Σ_k lhs[m, k] rhs[group of m, k, n].
+
+    The first `group_sizes[0]` rows are the first group, and so on.  Sizes may be zero.  Rows after the last group are zero in the result
+    and are not read: neither they nor their cotangents reach a result or a gradient, not even as NaN.
+
+    lax leaves other sizes undefined.  Here a negative size counts as zero, and the part of a group beyond the last row is not there.
+
+    Args:
+      lhs: shape (M, K).
+      rhs: shape (G, K, N).
+      group_sizes: shape (G,), of any integer dtype.
+      precision: as in `jax.lax.dot_general`.
+      preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of the operands.
+      group_offset: shape (1,), an integer: rhs holds the groups from this one on.  `group_sizes` may then have more entries than rhs has
+        groups, and the rows of groups that rhs does not have are zero.  None means 0.
+      out_sharding: sharding of the result on an explicit mesh.  None derives it from the operands.
+      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
+
+    Returns:
+      shape (M, N).
+
+    Examples:
+      >>> ragged_dot(jnp.ones((5, 2)), jnp.arange(12.0).reshape(3, 2, 2), jnp.array([2, 0, 2])).tolist()
+      [[2.0, 4.0], [2.0, 4.0], [18.0, 20.0], [18.0, 20.0], [0.0, 0.0]]
+
+    Raises:
+      TypeError: an argument is not an array, or its rank, shape or dtype does not fit.
+      Exception: any other error that `jax.lax.ragged_dot` raises.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
+    return form.product(
+        "ragged_dot",
+        arrays,
+        None,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def ragged_dot_general(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    ragged_dot_dimension_numbers: jax.lax.RaggedDotDimensionNumbers,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: jax.Array | None = None,
+    out_sharding=None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """General tensor product with one ragged axis of lhs, as `jax.lax.ragged_dot_general`.  The kind of that axis tells what is computed:
+
+    - one of the rows m of lhs: out[b, m, n] = Σ_k lhs[b, m, k] rhs[group of m, b, k, n]
+    - one of the contracted axes k: out[g, b, m, n] = Σ_{k in group g} lhs[b, m, k] rhs[b, k, n]
+    - one of the batch axes b: out[b, m, n] = Σ_k lhs[b, m, k] rhs[b, k, n], with zeros for the b after the last group
+
+    b, m, k and n stand for any number of axes, in any order.  What is in no group is not read, and other sizes are as in `ragged_dot`.  An
+    operand is copied unless its axes are in this order: batch axes, the axes before the ragged one, the other axes of its kind, the ragged
+    one, and the rest; of rhs, batch axes, groups, then k and n or n and k.  A ragged batch copies both operands.
+
+    Args:
+      lhs, rhs: arrays.
+      group_sizes: shape (G,), or (*outer, G) with sizes for each element of the batch axes (unless one is ragged) and of the axes of lhs
+        that are of the same kind as the ragged one and before it.
+      ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`: contracted and batch axes, the ragged axis of lhs, and the axis
+        of the groups of rhs, which it has if the rows are ragged.
+      precision, preferred_element_type, group_offset, out_sharding, implementation: as in `ragged_dot`.  If rhs has no groups,
+        `group_offset` shifts the groups of the result by as many, and those that `group_sizes` does not have are empty.
+
+    Returns:
+      shape: batch axes, free axes of `lhs`, free axes of `rhs`, and before them the groups if the contraction is ragged.
+
+    Examples:
+      >>> numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+      >>> ragged_dot_general(jnp.ones((5, 2)), jnp.ones((5, 3)), jnp.array([2, 0, 2]), numbers)[:, 0, 0].tolist()
+      [2.0, 0.0, 2.0]
+
+    Raises:
+      TypeError: an argument is not an array, or its rank, shape or dtype does not fit.
+      Exception: any other error that `jax.lax.ragged_dot_general` raises.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
+    if not isinstance(ragged_dot_dimension_numbers, jax.lax.RaggedDotDimensionNumbers):
+        got = told(ragged_dot_dimension_numbers)
+        raise TypeError(f"ragged_dot_general: ragged_dot_dimension_numbers is {got}, want a jax.lax.RaggedDotDimensionNumbers")
+    return form.product(
+        "ragged_dot_general",
+        arrays,
+        ragged_dot_dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def ragged_linear(
+    x: ArrayLike,
+    w: ArrayLike,
+    group_sizes: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    row_scale: ArrayLike | None = None,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Ragged product with a fused epilogue: y[m, n] = row_scale[m] activation(Σ_k x[m, k] w[g, k, n] + bias[g, n]), g the group of row m.
+
+    In a mixture of experts `row_scale` is the router's weight of each row.  Rows after the last group are zero, as in `ragged_dot`, and
+    neither they nor their scales are read.
+
+    Args:
+      x: shape (M, K), rows sorted by group.
+      w: shape (G, K, N).
+      group_sizes: shape (G,), integers, as in `ragged_dot`.
+      bias: shape (G, N), or None.
+      activation: as in `linear`.
+      row_scale: shape (M,), or None.
+      precision, out_sharding: as in `ragged_dot`.
+      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and row_scale does not count.
+      implementation: as in `linear`.
+
+    Returns:
+      shape (M, N).
+
+    Examples:
+      >>> x, w, bias = jnp.ones((4, 2)), jnp.ones((2, 2, 1)), jnp.array([[-3.0], [1.0]])
+      >>> ragged_linear(x, w, jnp.array([1, 2]), bias, activation="relu", row_scale=jnp.array([1.0, 1.0, 0.5, 1.0])).tolist()
+      [[0.0], [3.0], [1.5], [0.0]]
+
+    Raises:
+      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function, or is given
+        for a result of integers.
+      ValueError: `activation` or `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    return _fused(
+        "ragged_linear",
+        {"x": x, "w": w, "group_sizes": group_sizes} | given(bias=bias, row_scale=row_scale),
+        activation,
+        gated=False,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def ragged_gated_linear_unit(
+    x: ArrayLike,
+    weights: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    row_scale: ArrayLike | None = None,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Gated linear unit of each group: y[m, n] = row_scale[m] activation(Σ_k x[m, k] weights[g, k, 0, n]) Σ_k x[m, k] weights[g, k, 1, n].
+
+    Args:
+      weights: shape (G, K, 2, N): gate and linear part of each group.
+      x, group_sizes, ...: as in `ragged_linear`.
+
+    Returns:
+      shape (M, N).
+
+    Examples:
+      >>> ragged_gated_linear_unit(jnp.ones((5, 3)), jnp.ones((2, 3, 2, 4)), jnp.array([2, 3]), activation="silu").shape
+      (5, 4)
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as `ragged_linear`.
+    """
+    return _fused(
+        "ragged_gated_linear_unit",
+        {"x": x, "weights": weights, "group_sizes": group_sizes} | given(row_scale=row_scale),
+        activation,
+        gated=True,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def _fused(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
+    """`arrays`: x, w or weights, and group_sizes, and bias and row_scale if they are given."""
+    arrays = checked(name, arrays)
+    x, w, sizes = list(arrays.values())[:3]
+    second = list(arrays)[1]
+    if x.ndim != 2:
+        raise TypeError(f"{name}: x has the shape {x.shape}, want (M, K)")
+    if w.ndim != (4 if gated else 3) or w.shape[1] != x.shape[1] or gated and w.shape[2] != 2:
+        wanted = f"(G, {x.shape[1]}, 2, N): gate and up" if gated else f"(G, {x.shape[1]}, N)"
+        raise TypeError(f"{name}: {second} has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
+    if sizes.shape != w.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
+        raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want an integer for each of the {w.shape[0]} groups")
+    if "bias" in arrays:
+        refuse_shape(name, "bias", arrays["bias"], (w.shape[0], w.shape[-1]), "an element for each group and column of w")
+    if "row_scale" in arrays:
+        refuse_shape(name, "row_scale", arrays["row_scale"], x.shape[:1], "an element for each row of x")
+    keywords = dict(static, preferred_element_type=preferred_element_type)
+    activation, function = _activation.named(name, activation)
+    added = epilogue.taken_out(function, arrays, "row_scale")
+    with_scale, fused = "row_scale" in arrays, gated and function is None
+    operation = form.ragged_gated_linear_unit(with_scale) if fused else form.ragged_linear("bias" in arrays, with_scale)
+    key = (operation, name, activation)
+    z = compiled(_ragged, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+    return epilogue.applied(name, function, z, added, functools.partial(_masked_rows, sizes), gated)
+
+
+def _masked_rows(sizes: jax.Array, y: jax.Array, row_scale: jax.Array | None = None) -> jax.Array:
+    """y times the scale of each row, and zeros in rows of no group, where neither is read."""
+    inside = form.in_groups(*form.ranges(sizes, y.shape[0], sizes.shape[0]), y.sum(1), 0)[:, None]
+    y = jnp.where(inside, y, 0)
+    return y if row_scale is None else jnp.where(inside, y * row_scale.astype(y.dtype)[:, None], 0)
+
+
+def _ragged(operation: Operation, name, activation, x, w, sizes, *added, **keywords) -> jax.Array:
+    begin, end = form.ranges(sizes, x.shape[0], w.shape[0])
+    operands = dict(zip(operation.inputs, (x, w, *added, begin, end), strict=True))
+    public = {slot: argument for slot, argument in (("bias", "bias"), ("scale", "row_scale")) if slot in operands}
+    ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1 if operation.whole else w.ndim - 2, T=1)
+    return bind_product(operation, name, activation, operands, "xw", (((1,), (1,)), ((), ())), ranks, public, **keywords)

@@ -1,0 +1,38 @@
+"""The Triton kernels of ragged products."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxext.backends.kernel import KernelCall
+from jaxext.kernels import ragged
+from jaxext.kernels.ragged.problem import visits
+from jaxext.ops.matmul.triton import TritonMatmul
+from jaxext.ops.ragged.problem import slower
+
+
+class TritonRagged(TritonMatmul):
+    def kernels(self, problem):
+        return ragged
+
+    def slower(self, call):
+        return slower(call)
+
+    def launch(self, call, problem, config):
+        plain = super().launch(call, problem, config)
+        if "visits" not in plain.slots:
+            return plain
+        return dataclasses.replace(
+            plain, slots=(*plain.slots[:-1], "begin", "end"), call=functools.partial(_with_visits, plain, problem.M, config.tile_m)
+        )
+
+
+def _with_visits(plain: KernelCall, rows: int, tile: int, result: Any, *operands: jax.Array) -> Any:
+    """Call the kernel with the visits of tiles of rows in place of the ranges of groups, which are the last operands."""
+    *given, begin, end = operands
+    return plain.call(result, *given, visits(jnp, begin, end, rows, tile))

@@ -1,0 +1,114 @@
+"""The axis of a label is followed through programs: it stays an axis, is coupled, or is lost, and nothing is said then."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxext.core.coupling import LOST, Coupled, follow
+
+# The label has the size 3, and nothing else has.
+X = jax.ShapeDtypeStruct((3, 4), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def as_users_write_it():
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+KEPT = {
+    "elementwise": lambda x: jnp.exp(x) + 1,
+    "transpose": lambda x: x.T,
+    "a new axis": lambda x: x[None, :, None] * jnp.ones((2, 1, 7, 1)),
+    "a sum beside it": lambda x: x.sum(1),
+    "a sum before it": lambda x: x.T.sum(0),
+    "argmax": lambda x: jnp.argmax(x, 1),
+    "softmax": lambda x: jax.nn.softmax(x, 1),
+    "cumsum": lambda x: jnp.cumsum(x, 1),
+    "sort": lambda x: jnp.sort(x, 1),
+    "sort with positions": lambda x: jnp.argsort(x, 1),
+    "rev": lambda x: x[:, ::-1],
+    "reshape behind it": lambda x: x.reshape(3, 2, 2),
+    "reshape before it": lambda x: x.T.reshape(2, 2, 3),
+    "squeeze": lambda x: lax.squeeze(lax.expand_dims(x, [0]), [0]),
+    "slice": lambda x: x[:, 1:],
+    "split": lambda x: jnp.split(x, 2, 1)[1],
+    "pad": lambda x: jnp.pad(x, ((0, 0), (1, 2))),
+    "concatenate": lambda x: jnp.concatenate([x, 2 * x], 1),
+    "the left of a product": lambda x: x @ jnp.ones((4, 5)),
+    "the right of a product": lambda x: jnp.ones((5, 4)) @ x.T,
+    "the batch of a product": lambda x: jnp.einsum("nc,ncd->nd", x, jnp.ones((3, 4, 5)) * x[..., None]),
+    "the right, behind a batch": lambda x: lax.dot_general(
+        jnp.ones((5, 7, 4)), x.T[None] * jnp.ones((5, 1, 1)), (((2,), (1,)), ((0,), (0,)))
+    ),
+    "positions along another axis": lambda x: jnp.where(jnp.arange(4) < 2, x, 0),
+    "a diagonal beside it": lambda x: x[:, None] * jnp.tril(jnp.ones((4, 4))),
+    "jit": jax.jit(lambda x: x.T),
+    "checkpoint": jax.checkpoint(lambda x: jnp.sin(x).T),
+    "a derivative of its own": lambda x: jax.nn.relu(x).T,
+    "a sum that nothing reads": lambda x: x + jnp.zeros_like(x.sum(0)),
+}
+COUPLED = {
+    "a sum": ("reduce_sum", lambda x: x / x.sum(0)),
+    "a maximum in jit": ("reduce_max", jax.jit(lambda x: x - x.max())),
+    "argmax": ("argmax", lambda x: x + jnp.argmax(x, 0)),
+    "cumsum": ("cumsum", lambda x: jnp.cumsum(x, 0)),
+    "sort": ("sort", lambda x: jnp.sort(x, 0)),
+    "sort by two keys": ("sort", lambda x: lax.sort((x[:, :3] * 1, x[:, :3].T * 1), dimension=1, num_keys=1)[0]),
+    "rev": ("rev", lambda x: lax.rev(x, [0])),
+    "a contraction": ("dot_general", lambda x: x.T @ jnp.ones((3, 5))),
+    "a product with itself": ("dot_general", lambda x: x @ x.T),
+    "all pairs": ("sub", lambda x: (x[:, None] - x[None]).sum(1)),
+    "positions": ("with the numbers of positions", lambda x: jnp.where(jnp.arange(3)[:, None] < 2, x, 0)),
+    "positions in another order": ("with the numbers of positions", lambda x: x + jnp.arange(3).reshape(1, 3).T),
+    "a diagonal": ("with the numbers of positions", lambda x: x[:, None] * jnp.eye(3)[..., None]),
+}
+GONE = {
+    "a gather": lambda x: x[np.array([2, 0, 1])],
+    "a loop": lambda x: lax.scan(lambda sum, row: (sum + row, sum + row), x[0], x)[1],
+    "a branch": lambda x: lax.cond(True, jnp.sin, jnp.cos, x),
+    "a slice": lambda x: lax.slice(x, (0, 0), (2, 4)),
+    "padding": lambda x: jnp.pad(x, ((1, 0), (0, 0))),
+    "more behind it": lambda x: jnp.concatenate([x, x], 0),
+    "a reshape into one axis": lambda x: x.reshape(12),
+    "a reshape into other rows": lambda x: x.reshape(2, 2, 3),
+    "a reduction by a function": lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b * 1, (1,)),
+    "foreign code": lambda x: jax.pure_callback(np.sin, x, x),
+}
+
+
+def place(f) -> tuple[Any, Any]:
+    """Of the label in the only result of a function of `X`, and that result."""
+    closed, result = jax.make_jaxpr(f, return_shape=True)(X)
+    (found,) = follow(closed.jaxpr, [0])
+    return found, result
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_an_axis_that_is_kept(name):
+    found, result = place(KEPT[name])
+    assert found == result.shape.index(3) and isinstance(found, int)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_elements_that_are_coupled(name):
+    how, f = COUPLED[name]
+    found, _ = place(f)
+    assert isinstance(found, Coupled) and how in found.how, found
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_an_axis_that_is_lost(name):
+    """Whatever follows: nothing is said."""
+    for f in (GONE[name], lambda x: GONE[name](x).sum()):
+        assert place(f)[0] == LOST
+
+
+def test_what_has_no_label():
+    """Numbers of positions beside it, which count nothing any more, and constants."""
+    for f in (lambda x: jnp.ones(5), lambda x: jnp.arange(5).sum()):
+        assert place(f)[0] is None
