@@ -24,7 +24,7 @@ from jax.core import Tracer
 from jaxext._told import told
 from jaxext.core import activation as _activation
 from jaxext.core import partition
-from jaxext.core.arguments import refuse_kinds
+from jaxext.core.checks import refuse_kinds
 from jaxext.core.family import Family
 from jaxext.core.form import Form
 from jaxext.core.operation import Operation, sharded_as

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxext.core import arguments
+from jaxext.core import checks
 from jaxext.ops.causal import form as causal
 from jaxext.parallel.axes import devices_along
 from jaxext.parallel.halo import edge
@@ -54,13 +54,13 @@ def causal_conv1d(
     """
     name = "causal_conv1d"
     devices_along(axis_name, f"{name}: axis_name")
-    arrays = {"x": x, "weight": weight} | arguments.given(bias=bias, seq_idx=seq_idx)
+    arrays = {"x": x, "weight": weight} | checks.given(bias=bias, seq_idx=seq_idx)
 
     def of_part(**states):
         return causal.convolution(name, arrays | states, activation, return_final_states=False, implementation=implementation)
 
     # Traced for what it refuses, before shapes are relied on.
-    jax.eval_shape(lambda: of_part(**arguments.given(initial_states=initial_states)))
+    jax.eval_shape(lambda: of_part(**checks.given(initial_states=initial_states)))
     steps, part = jnp.shape(weight)[0] - 1, jnp.asarray(x)
     state = edge(part, part.ndim - 2, axis_name, steps, before=True)  # zeros for the first
     states = {"initial_states": state}

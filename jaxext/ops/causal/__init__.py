@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import jax
 from jax.typing import ArrayLike
 
-from jaxext.core.arguments import given
+from jaxext.core.checks import given
 from jaxext.ops.causal import form as causal
 from jaxext.ops.causal import update as causal_update
 

@@ -24,9 +24,9 @@ from jax import lax
 from jaxext._told import told
 from jaxext.core import activation as _activation
 from jaxext.core import partition
-from jaxext.core.arguments import checked, promoted, refuse_kinds, refuse_shape
 from jaxext.core.by_reference import Declaration, Keywords, Reference
 from jaxext.core.call import Call
+from jaxext.core.checks import checked, promoted, refuse_kinds, refuse_shape
 from jaxext.core.epilogue import accumulated, applied
 from jaxext.core.family import Family, declare
 from jaxext.lax.dispatch import compiled

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext.core import activation as _activation
 from jaxext.core import partition
-from jaxext.core.arguments import checked, refuse_shape
 from jaxext.core.by_reference import Reference
+from jaxext.core.checks import checked, refuse_shape
 from jaxext.core.epilogue import accumulated, applied
 from jaxext.core.family import Family
 from jaxext.lax.dispatch import compiled

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxext.core import activation as _activation
 from jaxext.core import epilogue
-from jaxext.core.arguments import checked, given, refuse_dtypes, refuse_shape
+from jaxext.core.checks import checked, given, refuse_dtypes, refuse_shape
 from jaxext.core.operation import Operation
 from jaxext.lax.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.ops.conv.form import Arrangement, arranged

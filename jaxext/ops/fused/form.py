@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from jaxext.core import epilogue, partition
-from jaxext.core.arguments import promoted, refuse_dtypes
+from jaxext.core.checks import promoted, refuse_dtypes
 from jaxext.core.composition import Composition
 from jaxext.core.family import Family, declare
 from jaxext.core.operation import Operation

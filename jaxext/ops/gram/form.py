@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext.core import partition
-from jaxext.core.arguments import checked
 from jaxext.core.call import Call
+from jaxext.core.checks import checked
 from jaxext.core.epilogue import accumulated
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Form

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext.core import partition
-from jaxext.core.arguments import checked, refuse_shape
+from jaxext.core.checks import checked, refuse_shape
 from jaxext.lax.dispatch import compiled, sharding_in_types
 from jaxext.lax.substitute import transpose
 from jaxext.ops.quantized.quantization import Quantized, limits, positive

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext._told import dtype_named, refuse_traced, told
-from jaxext.core.arguments import checked, given
+from jaxext.core.checks import checked, given
 from jaxext.lax.dispatch import compiled, sharding_in_types
 from jaxext.ops.scaled import form as scaled
 from jaxext.ops.scaled.blocks import blocks_fit, divided, joined, placed, spread

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxext._told import told
 from jaxext.core import activation as _activation
 from jaxext.core import epilogue
-from jaxext.core.arguments import checked, given, refuse_shape
+from jaxext.core.checks import checked, given, refuse_shape
 from jaxext.core.operation import Operation
 from jaxext.lax.dispatch import compiled
 from jaxext.ops.fused.form import bind_product

@@ -24,7 +24,7 @@ from jax import lax
 from jaxext import _compat
 from jaxext._told import dtype_named, told
 from jaxext.core import partition
-from jaxext.core.arguments import checked
+from jaxext.core.checks import checked
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, Form, define
 from jaxext.lax.dispatch import as_lax_says, compiled, sharding_in_types
