@@ -106,10 +106,10 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
     every supported version.  Lowering needs the devices because custom_partitioning asks for them.
     """
 
-    def shape(*avals, out_sharding, **params):
+    def shape(*avals, static, **params):
         refuse_parts(name, "the sharding of an operand", *(aval.sharding for aval in avals))
-        refuse_parts(name, "out_sharding", out_sharding)
-        return shape_rule(*avals, out_sharding=out_sharding, **params)
+        refuse_parts(name, "out_sharding", static.out_sharding)
+        return shape_rule(*avals, static=static, **params)
 
     vma_rule = functools.partial(standard_vma_rule, name)
     primitive = standard_primitive(shape, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=vma_rule)

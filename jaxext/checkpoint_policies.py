@@ -46,12 +46,12 @@ def seeing_products(policy: Callable) -> Callable:
         form, open = owner[primitive]
         if not form.factors(open):  # an operation without a product inside
             return policy(primitive, *avals, **params)
-        dtype = params["dtype"] if "dtype" in params else params["dtypes"][0]
-        shown = dict(precision=params["precision"], preferred_element_type=dtype, out_sharding=params["out_sharding"])
+        static = params["static"]
+        shown = dict(precision=static.precision, preferred_element_type=static.dtype, out_sharding=static.out_sharding)
         if form.family.said is not None:
-            return policy(form.family.twin, *avals[:3], **shown, **form.family.said(open, params["ranks"]))
+            return policy(form.family.twin, *avals[:3], **shown, **form.family.said(open, static.ranks))
         if not form.window:
-            lhs, rhs, result = (form.axes(slot, params["ranks"]) for slot in (*form.factors(open), open))
+            lhs, rhs, result = (form.axes(slot, static.ranks) for slot in (*form.factors(open), open))
             shown["dimension_numbers"] = dimension_numbers(lhs, rhs, result)
         return policy(form.family.twin, *avals[:2], **shown)
 

@@ -18,6 +18,7 @@ from jaxext.core.call import Call
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, Form, define
 from jaxext.core.implementation import Implementation
+from jaxext.core.static import Static
 
 
 class ScaledXla(Implementation):
@@ -58,11 +59,11 @@ class ScaledTriton(TritonKernels):
         return None
 
 
-def tangent(form: Form, open: str, operands: dict[str, jax.Array], dot: jax.Array, *, ranks, **params) -> jax.Array:
+def tangent(form: Form, open: str, operands: dict[str, jax.Array], dot: jax.Array, static: Static) -> jax.Array:
     """The product with `dot` for the scale: a slot that has the scale's labels is multiplied by it, and the scale is one."""
     scaled = open if open != "x" else "y"
-    axes = form.axes(scaled, ranks)
-    at = [axes.index(axis) for axis in form.axes("s", ranks)]
+    axes = form.axes(scaled, static.ranks)
+    at = [axes.index(axis) for axis in form.axes("s", static.ranks)]
     operands = operands | {"s": jnp.ones_like(operands["s"])}
 
     def times(array):
@@ -70,7 +71,7 @@ def tangent(form: Form, open: str, operands: dict[str, jax.Array], dot: jax.Arra
 
     if scaled != open:
         operands[scaled] = times(operands[scaled])
-    y = form.bind(open, operands, ranks=ranks, **params)
+    y = form.bind(open, operands, static)
     return times(y) if scaled == open else y
 
 
@@ -91,6 +92,5 @@ def form(tangent=tangent) -> Form:
 
 def product(form: Form, x, w, s, *, implementation=None, out_sharding=None) -> jax.Array:
     """Of x (N, K), w (K, M) and s (M,)."""
-    ranks = tuple(dict(B=0).get(label, 1) for label in form.free)
-    params = dict(window=None, dtype=x.dtype, precision=None, implementation=implementation, out_sharding=out_sharding)
-    return form.bind("y", dict(x=x, w=w, s=s), ranks=ranks, **params)
+    static = Static(ranks=form.pack(dict(B=0)), dtypes=(x.dtype,), implementation=implementation, out_sharding=out_sharding)
+    return form.bind("y", dict(x=x, w=w, s=s), static)

@@ -56,11 +56,11 @@ def _compared(eqn, operands, results) -> Iterator[str]:
     device = dict(platform=platform, arch=environment.capability(platform), splitter=Splitter.NOBODY)
     call = form.call(open, [jax.typeof(x) for x in operands], **device, **params)
     implementations, definition = form.family.implementations, form.family.implementations[-1].name
-    name, part = planned(call, params["implementation"])
+    name, part = planned(call, params["static"].implementation)
     chosen = choose(part or call, implementations, name, () if part else in_force.measured(call)).implementation
     if chosen in (None, definition):
         return
-    wanted = _compat.evaluated(eqn.replace(params={**params, "implementation": definition}), *operands)
+    wanted = _compat.evaluated(eqn.replace(params={**params, "static": params["static"].replace(implementation=definition)}), *operands)
     for slot, y, want in zip(call.results, results, wanted, strict=True):
         y, want = np.asarray(y), np.asarray(want)
         if y.size and not (error := _error(y, want)) <= (float(jnp.finfo(y.dtype).eps) ** (2 / 3) if _inexact(y) else 0):

@@ -26,6 +26,7 @@ from jaxext.core.family import Family, declare, families
 from jaxext.core.implementation import Algorithm, Definition
 from jaxext.core.keywords import Keywords
 from jaxext.core.operation import Operation, sharded_as
+from jaxext.core.static import Static
 
 UNMEASURED = "random operands need not be ones that the operation accepts, such as labels, or saved results that fit the others"
 
@@ -139,15 +140,16 @@ class Declaration:
         return operation
 
     def _operation(self, name, inputs, results, function) -> Operation:
-        """`function(operands, ranks, static)` gives the results in a dict."""
+        """`function(operands, ranks, keywords)` gives the results in a dict."""
         reference = Reference()
 
-        def composition(operation, product, operands, *, ranks, static, implementation, **_):
+        def composition(operation, product, operands, static, narrow=False):
+            implementation = static.implementation
             # Another name than the reference's is given by vmap, where no label can have the mapped axis, and by a kernel for empty arrays.
             if implementation not in (None, reference.name) and not any(0 in x.shape for x in operands.values()):
                 reason = "vmap maps an operand or a result that has no independent label, which only the reference computes: name none"
                 raise NotImplementedError(f"{name}: implementation {implementation!r} does not support this call: {reason}")
-            return function(operands, ranks, static)
+            return function(operands, static.ranks, static.options)
 
         family = families.get(name) or declare(Family(name, twin=None, names=name), reference)
         return Operation(
@@ -157,7 +159,7 @@ class Declaration:
             composition=composition,
             tangents=self._tangents if name == self.name else functools.partial(_tangents_of, function),
             family=family,
-            saved=lambda static: tuple(self.kept) if name == self.name and self.has_backward else (),
+            saved=lambda options: tuple(self.kept) if name == self.name and self.has_backward else (),
             whole=self.whole,
             examples=self.examples,
             unmeasured="" if self.examples else UNMEASURED,
@@ -172,7 +174,7 @@ class Declaration:
         """
         operation = self.operation
         sizes = operation.sizes(operation.open, [x.shape for x in operands.values()], ranks, None)
-        rank = dict(zip(operation.free, ranks, strict=True))
+        rank = operation.unpack(ranks)
         one = {label: sizes[f"{label}0"] if rank[label] else 1 for label in operation.free}
 
         def of_one(labels):
@@ -218,7 +220,7 @@ class Declaration:
 
     def _results(self, operands, ranks, static) -> dict[str, jax.Array]:
         """All results of the reference, of operands with any number of axes for each independent label."""
-        rank = dict(zip(self.operation.free, ranks, strict=True))
+        rank = self.operation.unpack(ranks)
         results = self._mapped(rank, dict(static.items))(*(operands[name] for name in self.inputs))
         return dict(zip(self.results, results, strict=True))
 
@@ -257,27 +259,26 @@ class Declaration:
 
         return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]
 
-    def _tangents(self, operation, operands, results, dots, *, ranks, static, implementation, **params) -> dict[str, jax.Array]:
+    def _tangents(self, operation, operands, results, dots, static: Static) -> dict[str, jax.Array]:
         for name in dots:
             if name in self.constant:
                 raise TypeError(f"{self.name}: {name} is not differentiable, want it constant: jax.lax.stop_gradient")
         if not self.has_backward:
-            return self._derivative(operands, dots, ranks, static)
+            return self._derivative(operands, dots, static.ranks, static.options)
         everything = {name: dots.get(name, jnp.zeros_like(operands[name])) for name in self.differentiable}
         tangent = self.tangent
-        of_results = dict(zip(operation.results, params.pop("dtypes"), strict=True))
-        moved = tangent.bind(
-            {**operands, **results, **{f"d_{name}": dot for name, dot in everything.items()}},
-            wanted=tuple(tangent.results),
-            ranks=self._ranks(operation, tangent, ranks),
-            static=dataclasses.replace(static, named=implementation),
+        dtypes = dict(zip(operation.results, static.dtypes, strict=True))
+        of_tangent = static.replace(
+            ranks=tangent.pack(operation.unpack(static.ranks)),
+            options=dataclasses.replace(static.options, named=static.implementation),
             implementation=None,
-            dtypes=tuple(of_results[name[2:]] for name in tangent.results),
-            **params,
+            dtypes=tuple(dtypes[name[2:]] for name in tangent.results),
         )
+        given = {**operands, **results, **{f"d_{name}": dot for name, dot in everything.items()}}
+        moved = tangent.bind(given, of_tangent, wanted=tuple(tangent.results))
         return {name[2:]: dot for name, dot in moved.items()}
 
-    def _transpose(self, tangent, cts, *args, ranks, static, implementation, dtypes, wanted, out_sharding, **params):
+    def _transpose(self, tangent, cts, *args, static: Static, wanted):
         operands = dict(zip(tangent.inputs, args, strict=True))
         linear = {name: x.aval for name, x in operands.items() if ad.is_undefined_primal(x)}
         if all(type(ct) is ad.Zero for ct in cts):
@@ -288,29 +289,21 @@ class Declaration:
         for name in tangent.results:
             if name not in cotangents:  # nobody wanted this tangent
                 cotangents[name] = jnp.zeros_like(known[name[2:]])
-        gradients = backward.bind(
-            {**known, **cotangents},
-            wanted=tuple(backward.results),
-            ranks=self._ranks(tangent, backward, ranks),
-            static=dataclasses.replace(static, named=None),
-            implementation=self._named(static.named),
+        of_backward = static.replace(
+            ranks=backward.pack(tangent.unpack(static.ranks)),
+            options=dataclasses.replace(static.options, named=None),
+            implementation=self._named(static.options.named),
             dtypes=tuple(known[name[2:]].dtype for name in backward.results),
             out_sharding=None,
-            **params,
         )
+        gradients = backward.bind({**known, **cotangents}, of_backward, wanted=tuple(backward.results))
         return [sharded_as(gradients[name], linear[name]) if name in linear else None for name in operands]
 
-    @staticmethod
-    def _ranks(operation: Operation, other: Operation, ranks: Sequence[int]) -> tuple[int, ...]:
-        """The ranks of one operation's labels in the order of the other's."""
-        rank = dict(zip(operation.free, ranks, strict=True))
-        return tuple(rank[label] for label in other.free)
 
-
-def _tangents_of(function, operation, operands, results, dots, *, ranks, static, **_):
+def _tangents_of(function, operation, operands, results, dots, static: Static):
     """The tangents of the results of `function`, by its own derivative."""
 
     def of(moved):
-        return function({**operands, **moved}, ranks, static)
+        return function({**operands, **moved}, static.ranks, static.options)
 
     return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]

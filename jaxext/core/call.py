@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxext._compat import Splitter
+from jaxext.core.static import Static
 from jaxext.core.window import Window
 
 
@@ -35,7 +36,7 @@ class Call:
     further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
     operation: Any = None  # the `Operation`; None if this is a product of a form
     static: Any = None  # what determines an operation besides its operands
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # all parameters of an operation's primitive
+    parameters: Static | None = None  # of an operation's primitive
     in_loop: bool = False  # whether it is computed in a loop, as parts are (`core/invariant`)
     rows: tuple[str, str] | None = None  # the labels of batch and rows, if the rows of the result are independent of each other
 

@@ -9,7 +9,6 @@ timed here, and no input differs between the processes of a run, so all processe
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,11 +34,21 @@ class Choice:
     config: Any  # one of the plan's
     why: str  # the reason for the choice
     refusals: Mapping[str, str]  # name -> reason, for each other implementation
+    parts: tuple[Call, Call] | None = None  # if the plan is that of a part: the call, and the part
 
     @property
     def implementation(self) -> str | None:
         """The name of the chosen implementation."""
         return self.plan and self.plan.implementation.name
+
+    def run(self, operands: Mapping[str, jax.Array]) -> Any:
+        """The result of the call, or a tuple if it has several."""
+        if self.parts is not None:
+            return by_parts(*self.parts, operands, dataclasses.replace(self, parts=None).run)
+        assert self.plan is not None
+        with replacing_lax(False):
+            results = self.plan.run(self.config, operands)
+        return checked(self.plan, results)
 
 
 def choose(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement] = ()) -> Choice:
@@ -136,21 +145,23 @@ def described(implementation: str, config: Mapping[str, Any]) -> str:
     return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
 
 
-def run(call: Call, implementations: Sequence[Implementation], named: str | Invariant | None, operands: Mapping[str, jax.Array]) -> Any:
-    """The result of the call, or a tuple if it has several."""
+def chosen(call: Call, implementations: Sequence[Implementation], named: str | Invariant | None) -> Choice:
+    """Choose how a call is computed, by the table in force.
+
+    Raises:
+      NotImplementedError: the named implementation refuses the call.
+    """
     with replacing_lax(False):
         name, part = planned(call, named)
         choice = _usable(part or call, implementations, name, () if part else in_force.measured(call))
         if choice.plan is None:
             reason = choice.refusals.get(name or "", f"it has only {sorted(choice.refusals)}")
             raise NotImplementedError(f"{call.op}: implementation {name!r} does not support this call: {reason}")
-        if part is None:
-            return computed(choice.plan, choice.config, operands)
-        if choice.plan.implementation.rows_by_config:
+        if part is not None and choice.plan.implementation.rows_by_config:
             plan = choice.plan.implementation.planned(call)
             if isinstance(plan, Plan) and choice.config in plan.configs:
-                return computed(plan, choice.config, operands)  # the bits of its rows are those that parts by this config have
-        return by_parts(call, part, operands, functools.partial(computed, choice.plan, choice.config))
+                return dataclasses.replace(choice, plan=plan)  # the bits of its rows are those that parts by this config have
+        return choice if part is None else dataclasses.replace(choice, parts=(call, part))
 
 
 def _usable(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement]) -> Choice:
@@ -164,9 +175,8 @@ def _usable(call: Call, implementations: Sequence[Implementation], named: str | 
     return choice
 
 
-def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:
-    """The plan's result or results, with shapes and dtypes checked.  Otherwise the program would continue with wrong types."""
-    results: Any = plan.run(config, operands)
+def checked(plan: Plan, results: Any) -> Any:
+    """The result or the results of a plan.  TypeError if their shapes and dtypes are not those of the call: wrong types would go on."""
     call = plan.call
     if call.empty:  # XLA aborts on a sum of complex zeros over devices, also outside, if it sees that they are constant
         results = lax.optimization_barrier(results)

@@ -9,8 +9,9 @@ import jax
 
 from jaxext import _compat
 from jaxext.core.call import Call
-from jaxext.core.choose import run
+from jaxext.core.choose import chosen
 from jaxext.core.implementation import Algorithm, Definition
+from jaxext.core.static import Static
 
 
 def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
@@ -20,13 +21,12 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
     """
     all_axes = {axis for axes in call.axes.values() for axis in axes}
 
-    def product(form, open, operands, *, implementation, out_sharding, **params):
-        del implementation, out_sharding  # `named` says it, and this is one device
+    def product(form, open, operands, static: Static):  # on this device, by the implementation that is `named`
         names = form.operands(open)
         operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
         device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
-        inner = form.call(open, list(operands.values()), **device, **params)
-        y = run(inner, form.family.implementations, named, operands)
+        inner = form.call(open, list(operands.values()), static=static, **device)
+        y = chosen(inner, form.family.implementations, named).run(operands)
         if summed is None:
             return y
         contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
@@ -34,9 +34,10 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
 
     # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
     narrow = call.platform != "cpu" and summed is None
+    assert call.parameters is not None
     dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
-    params = {**call.params, "dtypes": dtypes, "precision": call.precision}
-    results = call.operation.composition(call.operation, product, operands, out_sharding=None, narrow=narrow, **params)
+    static = call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None)
+    results = call.operation.composition(call.operation, product, operands, static, narrow=narrow)
     return tuple(results[name] for name in call.results) if call.further else results[call.open]
 
 
@@ -49,5 +50,6 @@ class Composition(Definition):
         return (Algorithm("composition"),)
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]):
-        named = call.params["implementation"]
+        assert call.parameters is not None
+        named = call.parameters.implementation
         return composed(call, operands, named if named == self.name else None)

@@ -28,13 +28,14 @@ from jaxext.core.checks import refuse_kinds
 from jaxext.core.family import Family
 from jaxext.core.form import Form
 from jaxext.core.operation import Operation, sharded_as
+from jaxext.core.static import Static
 
 PREACTIVATION = "preactivation"
 GATES = "T"  # the label of gate and up, in this order
 
 
 @dataclasses.dataclass(frozen=True)
-class Static:
+class Options:
     """What determines the epilogue besides its operands."""
 
     activation: _activation.Activation
@@ -48,8 +49,8 @@ class Groups:
     """Rows in groups, as those of a ragged product.
 
     Attributes:
-      spread: `spread(operation, product, operands, values, like, result, ranks, **params)` gives each row the values of its group.
-      masked: `masked(operation, product, operands, y, static, ranks, **params)` gives y with zeros in the rows of no group.
+      spread: `spread(operation, product, operands, values, like, result, static)` gives each row the values of its group.
+      masked: `masked(operation, product, operands, y, static)` gives y with zeros in the rows of no group.
     """
 
     spread: Callable[..., jax.Array]
@@ -62,23 +63,17 @@ def accumulated(dtype) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if small else jnp.dtype(dtype)
 
 
-def _product(operation: Operation, product, operands: Mapping[str, jax.Array], *, ranks, out_sharding, **params) -> jax.Array:
-    """The product of the operation's factors, with the axes of the sum z."""
+def _sum(operation: Operation, static: Static, dtype) -> Static:
+    """The parameters of the product of the operation's factors, with the axes of the sum z."""
     assert operation.product is not None
-    form, open = operation.product
-    rank = dict(zip(operation.free, ranks, strict=True))
+    form, _ = operation.product
+    rank, sharding = operation.unpack(static.ranks), static.out_sharding
     if GATES in rank:
         rank["N"] += rank[GATES]
-        if out_sharding is not None:
-            out_sharding = partition.renamed(out_sharding, operation.axes(operation.open, ranks), operation.axes(PREACTIVATION, ranks))
-    return product(
-        form,
-        open,
-        operands,
-        ranks=tuple(rank[label] for label in form.free),
-        out_sharding=out_sharding,
-        **params,
-    )
+        if sharding is not None:
+            axes = (operation.axes(name, static.ranks) for name in (operation.open, PREACTIVATION))
+            sharding = partition.renamed(sharding, *axes)
+    return static.replace(ranks=form.pack(rank), dtypes=(dtype,), out_sharding=sharding, options=None)
 
 
 def _along(operation: Operation, name: str, x: jax.Array, result: str, ranks: Sequence[int]) -> jax.Array:
@@ -87,91 +82,77 @@ def _along(operation: Operation, name: str, x: jax.Array, result: str, ranks: Se
     return lax.expand_dims(x, [i for i, axis in enumerate(operation.axes(result, ranks)) if axis not in axes])
 
 
-def _bias(operation: Operation, groups: Groups | None, product, operands, z: jax.Array, ranks: Sequence[int], **params) -> jax.Array:
+def _bias(operation: Operation, groups: Groups | None, product, operands, z: jax.Array, static: Static) -> jax.Array:
     """Return the term that is added to the product, with the dtype of z."""
     if groups is not None:
-        return groups.spread(operation, product, operands, operands["bias"], z, PREACTIVATION, ranks, **params)
-    return _along(operation, "bias", operands["bias"].astype(z.dtype), PREACTIVATION, ranks)
+        return groups.spread(operation, product, operands, operands["bias"], z, PREACTIVATION, static)
+    return _along(operation, "bias", operands["bias"].astype(z.dtype), PREACTIVATION, static.ranks)
 
 
-def _activated(operation: Operation, z: jax.Array, ranks: Sequence[int], static: Static) -> jax.Array:
+def _activated(operation: Operation, z: jax.Array, static: Static) -> jax.Array:
+    activation = static.options.activation
     if GATES not in operation.free:
-        return _activation.apply(static.activation, z)
-    axis = operation.position(PREACTIVATION, GATES, ranks)
+        return _activation.apply(activation, z)
+    axis = operation.position(PREACTIVATION, GATES, static.ranks)
     gate, up = (lax.squeeze(half, [axis]) for half in lax.split(z, (1, 1), axis))
-    return _activation.apply(static.activation, gate) * up
+    return _activation.apply(activation, gate) * up
 
 
 def _scaled(operation: Operation, y: jax.Array, scale: jax.Array | None, ranks: Sequence[int]) -> jax.Array:
     return y if scale is None else y * _along(operation, "scale", scale.astype(y.dtype), operation.open, ranks)
 
 
-def composition(
-    groups: Groups | None,
-    operation,
-    product,
-    operands,
-    *,
-    ranks,
-    window,
-    dtypes,
-    precision,
-    static,
-    implementation,
-    out_sharding,
-    narrow=False,
-) -> dict[str, jax.Array]:
+def composition(groups: Groups | None, operation, product, operands, static: Static, *, narrow: bool = False) -> dict[str, jax.Array]:
     """All results, by the product of the form and jnp; if `narrow`, as plain jnp, with the dtype of the result throughout."""
-    of_product = dict(ranks=ranks, window=window, precision=precision, implementation=implementation, out_sharding=out_sharding)
-    wide = dtypes[0] if narrow else accumulated(dtypes[0])
-    z = _product(operation, product, operands, dtype=wide, **of_product)
+    wide = static.dtype if narrow else accumulated(static.dtype)
+    z = product(*operation.product, operands, _sum(operation, static, wide))
     if "bias" in operands:
-        z = z + _bias(operation, groups, product, operands, z, **of_product)
-    y = _scaled(operation, _activated(operation, z, ranks, static), operands.get("scale"), ranks)
+        z = z + _bias(operation, groups, product, operands, z, static)
+    y = _scaled(operation, _activated(operation, z, static), operands.get("scale"), static.ranks)
     if "residual" in operands:
         y = y + operands["residual"].astype(wide)
     if groups is not None:
-        y = groups.masked(operation, product, operands, y, static, **of_product)
-    return {operation.open: y.astype(dtypes[0]), PREACTIVATION: z.astype(dtypes[0])}
+        y = groups.masked(operation, product, operands, y, static)
+    return {operation.open: y.astype(static.dtype), PREACTIVATION: z.astype(static.dtype)}
 
 
-def tangents(
-    groups: Groups | None, operation, operands, results, dots, *, ranks, window, dtypes, precision, static, implementation, out_sharding
-):
+def tangents(groups: Groups | None, operation, operands, results, dots, static: Static) -> dict[str, jax.Array]:
     """The tangents of all results.
 
     The tangent of z has the dtype of the result, so that its transpose is rounded to that once, and all passes over it read that.  The
     gradient of the bias is a sum in float32.
     """
-    of_product = dict(ranks=ranks, window=window, precision=precision, implementation=implementation, out_sharding=out_sharding)
-    wide, y = accumulated(dtypes[0]), results[operation.open]
+    dtype, wide, y = static.dtype, accumulated(static.dtype), results[operation.open]
+    form, open = operation.product
     parts = [
-        _product(operation, Form.bind, operands | {name: dots[name]}, dtype=dtypes[0], **of_product)
+        form.bind(open, operands | {name: dots[name]}, _sum(operation, static, dtype))
         for name in operation.factors(operation.open)
         if name in dots
     ]
     if "bias" in dots:
         z = results.get(PREACTIVATION, y).astype(wide)
-        bias = _bias(operation, groups, Form.bind, operands | {"bias": dots["bias"]}, z, **of_product)
-        parts.append(partition.broadcast_like(bias, z).astype(dtypes[0]))
+        bias = _bias(operation, groups, Form.bind, operands | {"bias": dots["bias"]}, z, static)
+        parts.append(partition.broadcast_like(bias, z).astype(dtype))
     of_y, moved = [], {}
     if parts:
         # Written once.  Else XLA would keep the cotangent in float32 for the sum, write it twice, or compute it anew for each tap.
         moved[PREACTIVATION] = lax.optimization_barrier(functools.reduce(jnp.add, parts))
         dot = moved[PREACTIVATION].astype(wide)
         if PREACTIVATION in results:
-            activated = functools.partial(_activated, operation, ranks=ranks, static=static)
-            of_y.append(_scaled(operation, _activation.tangent(activated, results[PREACTIVATION], dot), operands.get("scale"), ranks))
+            activated = functools.partial(_activated, operation, static=static)
+            of_y.append(
+                _scaled(operation, _activation.tangent(activated, results[PREACTIVATION], dot), operands.get("scale"), static.ranks)
+            )
         else:
-            of_y.append(_activation.tangent_by_result(static.activation, y, dot))
+            of_y.append(_activation.tangent_by_result(static.options.activation, y, dot))
     if "scale" in dots:
-        of_y.append(_scaled(operation, _activated(operation, results[PREACTIVATION].astype(wide), ranks, static), dots["scale"], ranks))
+        of_y.append(_scaled(operation, _activated(operation, results[PREACTIVATION].astype(wide), static), dots["scale"], static.ranks))
     if "residual" in dots:
         of_y.append(dots["residual"].astype(wide))
     if of_y:
         dot = functools.reduce(jnp.add, of_y)
-        moved[operation.open] = dot if groups is None else groups.masked(operation, Form.bind, operands, dot, static, **of_product)
-    return {name: dot.astype(dtypes[0]) for name, dot in moved.items()}
+        moved[operation.open] = dot if groups is None else groups.masked(operation, Form.bind, operands, dot, static)
+    return {name: dot.astype(dtype) for name, dot in moved.items()}
 
 
 def operation(
@@ -189,10 +170,12 @@ def operation(
     """Declare a product of a form with an epilogue, by the labels of what is added and multiplied."""
     added = {name: labels for name, labels in dict(bias=bias, residual=residual, scale=scale).items() if labels is not None}
 
-    def saved(static: Static) -> Sequence[str]:
+    def saved(options: Options) -> Sequence[str]:
         if "scale" in added or gated:
             return (PREACTIVATION,)
-        return () if static.activation is None or _activation.by_result(static.activation) and "residual" not in added else (PREACTIVATION,)
+        return (
+            () if options.activation is None or _activation.by_result(options.activation) and "residual" not in added else (PREACTIVATION,)
+        )
 
     def with_gates(labels):
         return tuple(label for each in labels for label in ((GATES, each) if each == "N" and gated else (each,)))
@@ -257,11 +240,11 @@ def taken_out(function: Callable | None, arrays: dict[str, jax.Array], argument:
     return {argument: arrays.pop(argument)} if function is not None and argument in arrays else {}
 
 
-def bind(operation: Operation, operands, *, dtype, activation, **params) -> jax.Array:
-    """Bind the operation, or the form of its product if there is nothing to fuse."""
+def bind(operation: Operation, operands: Mapping[str, jax.Array], activation: _activation.Activation, static: Static) -> jax.Array:
+    """Bind the operation, or the form of its product if there is nothing to fuse.  `static` has the dtype of the result alone."""
     assert operation.product is not None
     form, open = operation.product
     if activation is None and operation.inputs.keys() == {*form.operands(open)} and not operation.whole:  # nothing to fuse
-        return form.bind(open, operands, dtype=dtype, **params)
-    dtypes, static = (dtype,) * len(operation.results), Static(activation)
-    return operation.bind(operands, wanted=(open,), dtypes=dtypes, static=static, **params)[open]
+        return form.bind(open, operands, static)
+    static = static.replace(dtypes=static.dtypes * len(operation.results), options=Options(activation))
+    return operation.bind(operands, static, wanted=(open,))[open]

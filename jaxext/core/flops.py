@@ -36,11 +36,11 @@ def operations(form, sizes, window) -> int:
     return flops if window is None else flops * math.prod(meetings(window, axis) for axis in range(window.rank))
 
 
-def _count(form, open, ctx, *operands, **params):
+def _count(form, open, ctx, *operands, static, **_):
     from jax.experimental.roofline import RooflineResult, RooflineShape
 
     first, *others = operands
-    window, ranks, sizes = params["window"], params["ranks"], {}
+    window, ranks, sizes = static.window, static.ranks, {}
     for slot, operand in zip(form.operands(open), operands, strict=True):
         sizes |= zip(form.axes(slot, ranks), operand.shape, strict=True)
     flops = operations(form, sizes, window)

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import inspect
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -202,9 +202,10 @@ class Plan:
         """In how many bits factors are multiplied, if these are not all that they have."""
         return self.implementation.multiplies(self.call)
 
-    def run(self, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
-        """The result, of `call.shape` and `call.dtype`, from operands with the axes `call.axes`."""
-        return self.implementation.run(self.call, config, operands)
+    @property
+    def run(self) -> Callable[[Any, Mapping[str, jax.Array]], Any]:
+        """`run(config, operands)` gives the result, of `call.shape` and `call.dtype`, from operands with the axes `call.axes`."""
+        return functools.partial(self.implementation.run, self.call)
 
 
 def _is_config(config: Any) -> bool:

@@ -48,15 +48,15 @@ def part_of(call: Call, name: str | None) -> Call | None:
     size = _ROWS.get(call.platform, _ROWS_ELSEWHERE)[call.window is not None]
     sizes, of_window = {**call.sizes, batch: 1, row: size}, {} if call.window is None else call.window.sizes
     named = {label: label if label in of_window else f"{label}0" for label in sizes if label != batch}
-    params = dict(call.params)
-    if call.operation is not None:
-        params |= {"ranks": tuple(int(label != batch) for label in call.operation.free), "implementation": name}
+    parameters = call.parameters
+    if parameters is not None:
+        parameters = parameters.replace(ranks=tuple(int(label != batch) for label in call.operation.free), implementation=name)
     return dataclasses.replace(
         call,
         axes={slot: tuple(named[label] for label in labels if label != batch) for slot, labels in call.labels.items()},
         extents={axis: sizes[label] for label, axis in named.items()},
         sizes=sizes,
-        params=params,
+        parameters=parameters,
         rows=None,
         in_loop=True,
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -16,6 +18,7 @@ from jaxext import _compat
 from jaxext.core import partition
 from jaxext.core.call import Call
 from jaxext.core.family import Family
+from jaxext.core.static import Static
 from jaxext.core.window import Window
 
 
@@ -23,6 +26,7 @@ class Labelled(abc.ABC):
     """Arrays by name.  A label stands for `ranks` neighbouring axes, a window label for exactly one.
 
     Attributes:
+      primitives: open slot -> primitive.
       name: also of primitives and of kernels, and in profiles.
       window: the window labels.
       family: its implementations.
@@ -31,6 +35,7 @@ class Labelled(abc.ABC):
     name: str
     window: tuple[str, ...]
     family: Family
+    primitives: Mapping[str, Primitive]
 
     @property
     @abc.abstractmethod
@@ -45,18 +50,59 @@ class Labelled(abc.ABC):
     def operands(self, open: str) -> tuple[str, ...]:
         """The operands of that primitive."""
 
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """The labels of one slot alone, of which each product of two numbers meets one element: they do not count as work."""
-        return ()
-
     @abc.abstractmethod
     def factors(self, open: str) -> tuple[str, ...]:
         """Those in which it is bilinear; they are the large ones."""
 
     @abc.abstractmethod
-    def call(self, open: str, avals: Sequence, *, platform: str, arch: int | None, splitter: _compat.Splitter, **params) -> Call:
+    def call(
+        self,
+        open: str,
+        avals: Sequence,
+        *,
+        static: Static,
+        wanted: Sequence[str] = (),
+        platform: str,
+        arch: int | None,
+        splitter: _compat.Splitter,
+    ) -> Call:
         """The `Call` of one device, from the shapes and dtypes of its operands and the parameters of the primitive."""
+
+    # --- what a form with ragged labels, or an operation around one, says of them (`ops/ragged`)
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The labels of one slot alone, of which each product of two numbers meets one element: they do not count as work."""
+        return ()
+
+    @property
+    def unmapped(self) -> tuple[str, ...]:
+        """The labels that no axis joins which vmap maps."""
+        return ()
+
+    @property
+    def uncut(self) -> Mapping[str, str]:
+        """The axes of labels that devices split in some operands only -> their names in the others, which are not split."""
+        return {}
+
+    @property
+    def gathered(self) -> Collection[tuple[str, str]]:
+        """Pairs of an operand and an axis of it whose sharding does not matter."""
+        return ()
+
+    def axes_to_split(self, name: str, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes of an operand as devices may split them."""
+        return tuple(axes)
+
+    def local_operands(self, operands: dict[str, jax.Array], part: Callable, sizes: Mapping[str, int]) -> dict[str, jax.Array]:
+        """The operands of one device, from those that devices have been given their parts of."""
+        return operands
+
+    # --- what an operation says that may have to be unfused where devices split it
+
+    def unfused(self, options: Any, split: set[str], summed: Callable | None) -> Any:
+        """The options of the unfused composition if devices split these axes, or None."""
+        return None
 
     def rows(self, open: str) -> tuple[str, str] | None:
         """The labels of batch and rows, if the rows of the result are independent of each other: they come first, and weights have none."""
@@ -66,20 +112,32 @@ class Labelled(abc.ABC):
         assert row not in self.labels[self.family.weights], f"{self.name}: {self.family.weights} has the label {row}"
         return batch, row
 
+    def unsplit_axes(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """The axes that must not be split."""
+        return self.window
+
     @functools.cached_property
     def free(self) -> tuple[str, ...]:
         """Every label except the window's, in order of first use."""
         return tuple(dict.fromkeys(label for labels in self.labels.values() for label in labels if label not in self.window))
 
+    def pack(self, rank: Mapping[str, int]) -> tuple[int, ...]:
+        """The number of axes of each label in the order of `free`: 1 if it is not given."""
+        return tuple(rank.get(label, 1) for label in self.free)
+
+    def unpack(self, ranks: Sequence[int]) -> dict[str, int]:
+        """The number of axes of each label, by label."""
+        return dict(zip(self.free, ranks, strict=True))
+
     def axes(self, name: str, ranks: Sequence[int]) -> tuple[str, ...]:
         """A name for each axis of an array: the axes of label N are "N0", "N1" and so on; a window label names its only axis."""
-        rank = dict(zip(self.free, ranks, strict=True))
+        rank = self.unpack(ranks)
         numbered = ([label] if label in self.window else [f"{label}{i}" for i in range(rank[label])] for label in self.labels[name])
         return tuple(axis for axes in numbered for axis in axes)
 
     def position(self, name: str, label: str, ranks: Sequence[int]) -> int:
         """The position of the first axis of `label` in an array."""
-        rank = dict(zip(self.free, ranks, strict=True))
+        rank = self.unpack(ranks)
         before = self.labels[name][: self.labels[name].index(label)]
         return sum(1 if other in self.window else rank[other] for other in before)
 
@@ -104,6 +162,10 @@ class Labelled(abc.ABC):
     def totals(self, sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
         """The number of elements of each label but the window's: the product over its axes."""
         return {label: math.prod(sizes[f"{label}{i}"] for i in range(n)) for label, n in zip(self.free, ranks, strict=True)}
+
+    def all_sizes(self, sizes: Mapping[str, int], static: Static) -> dict[str, int]:
+        """The size of each label, from those of its axes."""
+        return self.totals(sizes, static.ranks) | ({} if static.window is None else static.window.sizes)
 
     def sharding(self, open, avals, ranks, out_sharding: NamedSharding | None, whole: Sequence[str], gathered=()) -> NamedSharding:
         """Sharding in types: each axis of a result is sharded as in the operands.  The axes `whole` must not be sharded.  `gathered` are
@@ -132,10 +194,10 @@ class Labelled(abc.ABC):
         mesh = next((aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty), avals[0].sharding.mesh)
         return NamedSharding(mesh, P(*(sharded[axis][0][1] if axis in sharded else None for axis in kept)))
 
-    def joined(self, label: str, open: str, operands: Mapping, mapped: Mapping[str, int], params: Mapping) -> tuple[dict, dict]:
+    def joined(self, label: str, open: str, operands: Mapping, mapped: Mapping[str, int], static: Static) -> tuple[dict, Static]:
         """For vmap: operands and parameters with the mapped axis as the first axis of `label`.  Unmapped operands that have the label are
         broadcast."""
-        ranks, out_sharding = params["ranks"], params["out_sharding"]
+        ranks, out_sharding = static.ranks, static.out_sharding
         specs = [jax.typeof(operands[name]).sharding.spec.partitions[d] for name, d in mapped.items()] if out_sharding is not None else []
         size = next(operands[name].shape[d] for name, d in mapped.items())
         joined = dict(operands)
@@ -147,7 +209,7 @@ class Labelled(abc.ABC):
             spec = next((spec for spec in specs if spec is not None), None)
             out_sharding = partition.insert(out_sharding, self.position(open, label, ranks), spec)
         ranks = tuple(n + (free == label) for free, n in zip(self.free, ranks, strict=True))
-        return joined, {**params, "ranks": ranks, "out_sharding": out_sharding}
+        return joined, static.replace(ranks=ranks, out_sharding=out_sharding)
 
 
 def _repeated(x, axis, size):

@@ -138,7 +138,7 @@ def alike(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
     return [placed(*each) for each in zip(args, shardings, axes, strict=True)]
 
 
-def lower(
+def split(
     itself: Callable,
     known_as: Mapping[str, str],
     local: Callable,
@@ -147,9 +147,9 @@ def lower(
     platform: str,
     out_sharding: NamedSharding | None,
     *args: jax.Array,
-) -> tuple[jax.Array, ...]:
-    """Trace `local(splitter, summed, part, *args)`, which gives all results, for devices among which `args` are split as `splitter` says
-    (`_compat.lowered_by`).
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """Return a function of `args` that computes `local(splitter, summed, part, *args)`, which gives all results, on devices among which
+    `args` are split as `splitter` says (`_compat.lowered_by`).
 
     `summed(y, axes)` adds partial sums over the devices that split a label that is not in `axes`, those of y; it is None if every result
     has all split labels.  `part(axis, size)` tells which elements of an axis of `size` this device has: the first one, and how many; it
@@ -158,10 +158,10 @@ def lower(
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
-        return _by_types(local, names, platform, out_sharding, *args)
+        return functools.partial(_by_types, local, names, platform, out_sharding)
     if splitter is Splitter.LABELS:
-        return _by_labels(itself, known_as, local, names, *args)
-    return _constrained(local, names, splitter)(splitter, None, _part({}, None), *args)
+        return functools.partial(_by_labels, itself, known_as, local, names)
+    return functools.partial(_constrained(local, names, splitter), splitter, None, _part({}, None))
 
 
 def _constrained(local, names, splitter):

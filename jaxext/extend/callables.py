@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext.core.by_reference import Declaration
 from jaxext.core.form import Form, dimension_numbers
+from jaxext.core.static import Static
 from jaxext.extend import declarations
 from jaxext.lax.dispatch import as_dot_general_says, named, sharding_in_types
 
@@ -84,15 +85,9 @@ class Bilinear:
             dtype = jnp.result_type(first, second)
             operands = {slot: jnp.asarray(x, dtype) for slot, x in operands.items()}
         axes = [form.axes(slot, rank) for slot in form.slots]
-        return form.bind(
-            list(form.slots)[-1],
-            operands,
-            ranks=rank,
-            window=None,
-            **as_dot_general_says(operands.values(), dimension_numbers(*axes), precision, preferred_element_type),
-            implementation=by,
-            out_sharding=sharding_in_types(form.name, out_sharding, len(axes[-1])),
-        )
+        said = as_dot_general_says(operands.values(), dimension_numbers(*axes), precision, preferred_element_type)
+        sharding = sharding_in_types(form.name, out_sharding, len(axes[-1]))
+        return form.bind(list(form.slots)[-1], operands, Static(ranks=rank, implementation=by, out_sharding=sharding, **said))
 
     def independent_axes(self, **keywords: Any) -> dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]]:
         """The axes along which it may be split without a sum over devices, in a call with these keywords.
@@ -170,17 +165,7 @@ class Declared:
             inlined = declared.inlined(operands, rank, keywords, by, closed)
             results = {name: inlined[name] for name in wanted}
         else:
-            results = form.bind(
-                operands,
-                wanted=wanted,
-                ranks=rank,
-                window=None,
-                dtypes=dtypes,
-                precision=None,
-                static=keywords,
-                implementation=by,
-                out_sharding=None,
-            )
+            results = form.bind(operands, Static(ranks=rank, dtypes=dtypes, implementation=by, options=keywords), wanted=wanted)
         return tuple(results.values()) if len(results) > 1 else results[form.open]
 
     def independent_axes(
@@ -194,4 +179,4 @@ class Declared:
         declared, form = self._declaration, self._declaration.operation
         rank = declarations.ranks(form, {} if ranks is None else ranks)
         results = [name for name in declared.results if name not in declared.saved]
-        return form.independent(list(declared.inputs), results, rank, form.split_whole(rank))
+        return form.independent(list(declared.inputs), results, rank, form.unsplit_axes(rank))

@@ -77,7 +77,7 @@ class Written:
 
     def _written(self, eqn: Any) -> list[Any] | None:
         """The equations of `xla`, of the variables around the product; None if another implementation computes it, or xla by parts."""
-        if isinstance(eqn.params["implementation"], Invariant):
+        if isinstance(eqn.params["static"].implementation, Invariant):
             return None
         choice: Choice = chosen(eqn, self._platform)[-1]
         if choice.plan is None or choice.implementation != "xla":

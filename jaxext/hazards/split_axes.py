@@ -132,7 +132,7 @@ def _same(new: Iterable[Any], old: Iterable[Any]) -> bool:
 
 def _apart(eqn: Any) -> Any:
     """A product of jaxext, by any implementation, lowered without the devices of its mesh."""
-    params = {name: None if name == "implementation" else value for name, value in eqn.params.items()}
+    params = {**eqn.params, "static": eqn.params["static"].replace(implementation=None)}
 
     def fun(*operands):
         results = eqn.primitive.bind(*operands, **params)

@@ -22,7 +22,7 @@ from jaxext.core.choose import replacing_lax
 from jaxext.core.family import Family, families, names_of_implementations
 from jaxext.core.form import owner
 from jaxext.core.invariant import Invariant
-from jaxext.lax.substitute import CacheKey, substitute
+from jaxext.lax.substitute import CacheKey, substitute, traced
 
 _named = user_context("use_implementation", None)
 _invariant = user_context("use_invariant", False)
@@ -109,7 +109,7 @@ def like(
     _refuse_dtype(name, static)
     keywords = CacheKey.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
-        return substitute(functools.partial(namesake, *arrays, **static), (), by)
+        return substitute(*traced(functools.partial(namesake, *arrays, **static), ()), by)
     return _program(namesake, name, keywords, by)(*arrays)
 
 
@@ -167,7 +167,7 @@ def _program(namesake, name, keywords, implementation):
     function = functools.partial(namesake, **keywords.copy())
 
     def program(*arrays):
-        return substitute(function, arrays, implementation)
+        return substitute(*traced(function, arrays), implementation)
 
     program.__name__ = program.__qualname__ = name
     return jax.jit(program, inline=namesake is not jnp.convolve)
@@ -189,10 +189,10 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
 
 
 def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
-    """The dtype and precision that `lax.dot_general` derives from its keywords, read from its equation."""
+    """The dtypes and precision of `Static` that `lax.dot_general` derives from its keywords, read from its equation."""
     product = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers, precision=precision, preferred_element_type=dtype)
     params, result = as_lax_says(product, *operands)
-    return dict(dtype=result.dtype, precision=params["precision"])
+    return dict(dtypes=(result.dtype,), precision=params["precision"])
 
 
 def as_lax_says(product: Callable, *operands: jax.Array | jax.ShapeDtypeStruct) -> tuple[dict[str, Any], Any]:

@@ -78,8 +78,8 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def substitute(function: functools.partial, arrays: Sequence, implementation: str | Invariant | None) -> jax.Array:
-    """`function(*arrays)` with jaxext's products in place of lax's.
+def traced(function: functools.partial, arrays: Sequence) -> tuple[ClosedJaxpr, tuple]:
+    """The jaxpr of `function(*arrays)`, and the arrays as jax's.
 
     It is traced on shapes and dtypes without shardings.  lax therefore raises its own errors for shapes, while shardings are checked by the
     form, which supports more of them.
@@ -88,12 +88,14 @@ def substitute(function: functools.partial, arrays: Sequence, implementation: st
     arrays = tuple(x if isinstance(x, Tracer) else jnp.asarray(x) for x in arrays)
     bare = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in arrays]
     with replacing_lax(False):
-        jaxpr = jax.make_jaxpr(function)(*bare)
-    return _evaluate(jaxpr, arrays, implementation)
+        return jax.make_jaxpr(function)(*bare), arrays
 
 
-def _evaluate(closed: ClosedJaxpr, args, implementation):
-    """Evaluate a jaxpr with one result.  In traces of lax and jnp products, only jit equations contain jaxprs."""
+def substitute(closed: ClosedJaxpr, args: Sequence, implementation: str | Invariant | None) -> jax.Array:
+    """Evaluate a jaxpr with one result, with jaxext's products in place of lax's.
+
+    In traces of lax and jnp products, only jit equations contain jaxprs.
+    """
     values = dict(zip((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *args), strict=True))
 
     def read(atom):
@@ -105,7 +107,7 @@ def _evaluate(closed: ClosedJaxpr, args, implementation):
         if (reader := readers.get(eqn.primitive)) is not None:
             out = reader(*operands, dtype=eqn.outvars[0].aval.dtype, implementation=implementation, **eqn.params)
         elif eqn.primitive.name in ("jit", "pjit"):
-            out = _evaluate(eqn.params["jaxpr"], operands, implementation)
+            out = substitute(eqn.params["jaxpr"], operands, implementation)
         else:
             out = eqn.primitive.bind(*operands, **eqn.params)
         values[eqn.outvars[0]] = out

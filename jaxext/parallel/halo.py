@@ -131,7 +131,7 @@ def _window(conv, image, filter):
                 yield from products(eqn.params["jaxpr"].jaxpr)
 
     jaxpr = jax.make_jaxpr(conv)(image, jax.ShapeDtypeStruct(filter.shape, filter.dtype)).jaxpr
-    return next(products(jaxpr)).params["window"]
+    return next(products(jaxpr)).params["static"].window
 
 
 def _part(window, i, name, n) -> Part:

@@ -87,7 +87,7 @@ def gram_of(eqn: Any, made: Sequence[bool], arrays: Sequence[Any], dtype: Any) -
         return None
     factors = dict(zip(form.factors(open), made, strict=True))
     (other,), (slot,) = ([name for name, made in factors.items() if made is which] for which in (False, True))
-    ranks, window, at = eqn.params["ranks"], eqn.params["window"], 0
+    ranks, window, at = eqn.params["static"].ranks, eqn.params["static"].window, 0
     axes = {name: form.axes(name, ranks) for name in (slot, other, open)}
     sizes = form.sizes(open, [atom.aval.shape for atom in eqn.invars], ranks, window)
     if window is not None:

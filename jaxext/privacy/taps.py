@@ -244,9 +244,8 @@ def _traced(function: Callable, operands: Sequence[Any]) -> ClosedJaxpr:
 def _composed(eqn: JaxprEqn, *operands: Any) -> list[Any]:
     """The results of an operation by its composition, in which products are apart."""
     operation, _ = owner[eqn.primitive]
-    wanted, params = eqn.params["wanted"], {name: value for name, value in eqn.params.items() if name != "wanted"}
-    results = operation.composition(operation, Form.bind, dict(zip(operation.inputs, operands, strict=True)), **params)
-    return [results[name] for name in wanted]
+    results = operation.composition(operation, Form.bind, dict(zip(operation.inputs, operands, strict=True)), eqn.params["static"])
+    return [results[name] for name in eqn.params["wanted"]]
 
 
 def used_often(uses: Sequence[Use]) -> set[int]:

@@ -162,7 +162,7 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
     rows: dict[tuple, Explained] = {}
     for eqn, stored, times in _products(jaxpr.jaxpr):
         row = _row(eqn, stored, platform)
-        key = (row.op, row.operands, row.result, *sorted(eqn.params.items(), key=lambda item: item[0]))
+        key = (row.op, row.operands, row.result, *eqn.params.values())
         if (equal := rows.get(key)) is not None:
             layouts = dict.fromkeys([*equal.layout.split(" or "), row.layout])
             row = dataclasses.replace(equal, layout=" or ".join(layouts))
@@ -189,7 +189,7 @@ def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], C
     """The call of a product's equation, as one device would make it, what was measured of it, and the choice."""
     form, _ = owner[eqn.primitive]
     call = call_of(eqn, platform)
-    named = eqn.params["implementation"]
+    named = eqn.params["static"].implementation
     name, part = planned(call, named)
     measured = () if part else in_force.measured(call)
     choice = choose(part or call, form.family.implementations, name, measured)

@@ -33,7 +33,7 @@ class Around:
         arrays = dict(zip(form.operands(open), eqn.invars, strict=False)) | {open: eqn.outvars[0]}
         found = {}
         for slot, x in arrays.items():
-            axes, aval = self._stored(x, form.axes(slot, eqn.params["ranks"]), form.family.groups, slot == open)
+            axes, aval = self._stored(x, form.axes(slot, eqn.params["static"].ranks), form.family.groups, slot == open)
             found[slot] = _letters(form, slot, axes), aval
         return found
 

@@ -54,7 +54,7 @@ def test_the_label_that_a_mapped_axis_joins(form, product, mapped):
     got = jax.vmap(product, mapped)(*args)
     np.testing.assert_allclose(got, jax.vmap(reference, mapped)(*args), rtol=1e-5, atol=1e-5)
     (eqn,) = (e for e in jax.make_jaxpr(jax.vmap(product, mapped))(*args).eqns if e.primitive.name == "scaled_y")
-    ranks = dict(zip(form.free, eqn.params["ranks"], strict=True))
+    ranks = form.unpack(eqn.params["static"].ranks)
     x, w, s = (d is not None for d in mapped)
     label = {(True, False, False): "N", (True, False, True): "B", (True, True, True): "B"}.get((x, w, s), "M")
     assert ranks == {"B": 0, "N": 1, "M": 1, "K": 1} | {label: ranks[label]} and ranks[label] == (1 if label == "B" else 2)

@@ -17,6 +17,7 @@ from jaxext.core.choose import choose
 from jaxext.core.family import Family
 from jaxext.core.form import Form, define, dimension_numbers, owner
 from jaxext.core.implementation import Algorithm, Implementation
+from jaxext.core.static import Static
 from jaxext.tables.table_format import Measurement
 
 SLOTS = {"u": ("Z", "I", "J", "P"), "v": ("Z", "J", "K", "P"), "t": ("Z", "I", "K", "P")}
@@ -65,12 +66,11 @@ FORM = define(
 )
 RANKS = dict(Z=0, I=1, J=2, P=1, K=1)
 SIZES = {"I0": 2, "J0": 3, "J1": 1, "P0": 2, "K0": 4}
-STATIC = dict(window=None, dtype=np.dtype(np.float64), precision=None, out_sharding=None)
 
 
 def product(u, v, implementation=None, ranks=None):
-    ranks = tuple((ranks or RANKS)[label] for label in FORM.free)
-    return FORM.bind("t", {"u": u, "v": v}, ranks=ranks, implementation=implementation, **STATIC)
+    static = Static(ranks=FORM.pack(ranks or RANKS), dtypes=(np.dtype(np.float64),), implementation=implementation)
+    return FORM.bind("t", {"u": u, "v": v}, static)
 
 
 def truth(u, v):
@@ -142,7 +142,7 @@ def test_a_mapped_axis_joins_the_label_of_the_mapped_slots(mapped):
         np.testing.assert_array_equal(f(*args), jax.vmap(truth, in_axes=(du, dv))(*args))
     (eqn,) = [eqn for eqn in jax.make_jaxpr(f)(*args).eqns if eqn.primitive in owner]
     label = {"u": "I", "v": "K", "uv": "Z"}[mapped]
-    assert dict(zip(FORM.free, eqn.params["ranks"], strict=True)) == RANKS | {label: RANKS[label] + 1}
+    assert FORM.unpack(eqn.params["static"].ranks) == RANKS | {label: RANKS[label] + 1}
 
 
 def test_rules_leave_the_static_parameters_alone():
@@ -153,7 +153,7 @@ def test_rules_leave_the_static_parameters_alone():
     found = [eqn.params for eqn in jaxpr.eqns if eqn.primitive in owner]
     assert len(found) >= 2
     for params in found:
-        assert (params["implementation"], params["precision"], params["window"]) == ("einsum", None, None)
+        assert (params["static"].implementation, params["static"].precision, params["static"].window) == ("einsum", None, None)
 
 
 def test_call_says_what_is_asked():

@@ -146,9 +146,9 @@ def test_what_the_binding_refuses():
     for x, reason in [(np.ones((2, 3)), "c is float64"), (np.ones((2, 3), np.int8), "c is int8|want floats|a is int8")]:
         with pytest.raises(NotImplementedError, match=reason):
             jaxext.gram(x, implementation="triton")
-    static = family.Static(sum=True, of_addend=1.0)
+    options = family.Options(sum=True, of_addend=1.0)
     with pytest.raises(NotImplementedError, match="addend is complex64"):
         x = jax.numpy.ones((2, 3), np.float32)
         family.bound(
-            x, jax.numpy.ones((2, 2), np.complex64), static, dtype=x.dtype, precision=None, out_sharding=None, implementation="triton"
+            x, jax.numpy.ones((2, 2), np.complex64), options, dtypes=(x.dtype,), implementation="triton"
         )

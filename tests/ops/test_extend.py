@@ -142,7 +142,7 @@ def test_dtypes_and_precision_are_those_of_lax():
     assert FORM()(*half).dtype == jnp.bfloat16
     assert FORM()(*half, preferred_element_type=np.float32).dtype == np.float32
     (eqn,) = jax.make_jaxpr(functools.partial(FORM(), precision="highest"))(U, V).eqns
-    assert eqn.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2
+    assert eqn.params["static"].precision == (jax.lax.Precision.HIGHEST,) * 2
     with jax.numpy_dtype_promotion("standard"):
         assert FORM()(half[0], V).dtype == np.float32
     with pytest.raises(ValueError, match="no available implicit dtype promotion"):

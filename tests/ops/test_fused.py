@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import testing
-from jaxext.core import choose, operation
+from jaxext.core import choose, primitive
 
 ACTIVATIONS = {
     None: lambda z: z,
@@ -269,7 +269,7 @@ def test_an_unread_preactivation_is_dropped():
     value = jax.jit(lambda x, w: jax.vjp(lambda x, w: jaxext.linear(x, w, activation="gelu"), x, w)[0])
     assert "preactivation" in str(jax.make_jaxpr(value)(X, W))
     asked = []
-    with mock.patch.object(operation, "run", lambda call, *args: asked.append(call.results) or choose.run(call, *args)):
+    with mock.patch.object(primitive, "chosen", lambda call, *args: asked.append(call.results) or choose.chosen(call, *args)):
         value.lower(X, W)
     assert [[*results] for results in asked if "c" in results][0] == ["c"]
 
@@ -334,14 +334,14 @@ def doubles_by_name(args):
 def test_functions_of_jax_count_as_their_names():
     for function, name in ((jax.nn.silu, "silu"), (jax.nn.gelu, "gelu_tanh"), (jax.nn.relu, "relu"), (jnp.tanh, "tanh")):
         (eqn,) = (e for e in equations(lambda f=function: jaxext.linear(X, W, activation=f)) if e.primitive.name == "linear")
-        assert eqn.params["static"].activation == name
+        assert eqn.params["static"].options.activation == name
 
 
 def test_another_function_follows_the_product():
     (row,) = jaxext.explain(lambda x, w: jaxext.linear(x, w, BIAS, activation=jnp.sin), X, W, platform="cuda").rows
     assert row.op == "linear"
     assert [
-        eqn.params["static"].activation
+        eqn.params["static"].options.activation
         for eqn in equations(lambda: jaxext.linear(X, W, BIAS, activation=jnp.sin))
         if "static" in eqn.params
     ] == [None]

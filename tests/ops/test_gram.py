@@ -186,9 +186,9 @@ def test_with_an_addend(shape, dtype):
     """The operation that `newton_schulz` uses: rounded once, with derivatives, and mapped over the addend alone."""
     x, square = jnp.asarray(random(shape, dtype, 0)), jnp.asarray(random((*shape[:-1], shape[-2]), dtype, 1))
     addend = square + square.swapaxes(-1, -2)
-    static = family.Static(sum=True, scale=-2.5, of_addend=0.75)
+    options = family.Options(sum=True, scale=-2.5, of_addend=0.75)
     bound = lambda x, addend: family.bound(
-        x, addend, static, dtype=jnp.dtype(dtype), precision=None, out_sharding=None, implementation=None
+        x, addend, options, dtypes=(jnp.dtype(dtype),)
     )
     wide = lambda x, addend: -2.5 * (x @ x.swapaxes(-1, -2)) + 0.75 * addend
     exact = wide(*(np.asarray(of, np.float64) for of in (x, addend)))
@@ -209,8 +209,8 @@ def test_with_an_addend_on_devices(spec):
     """It is added once, not on each device."""
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     x, addend = random((8, 16), np.float32, 0), np.full((8, 8), 3, np.float32)
-    static = family.Static(sum=True, scale=2.0, of_addend=1.0)
-    f = functools.partial(family.bound, static=static, dtype=x.dtype, precision=None, out_sharding=None, implementation=None)
+    options = family.Options(sum=True, scale=2.0, of_addend=1.0)
+    f = functools.partial(family.bound, options=options, dtypes=(x.dtype,))
     y = jax.jit(f)(jax.device_put(x, NamedSharding(mesh, spec)), addend)
     np.testing.assert_allclose(y, 2 * x @ x.T + 3, rtol=1e-5, atol=1e-5)
 

@@ -47,7 +47,7 @@ CALLS = {
 
 def implementations(fun, *args):
     """The `implementation` of each of our products in `fun`."""
-    return [eqn.params["implementation"] for eqn in equations(fun, *args) if "implementation" in eqn.params]
+    return [eqn.params["static"].implementation for eqn in equations(fun, *args) if "static" in eqn.params]
 
 
 # Signature and result

@@ -263,7 +263,7 @@ def test_named_implementation_reaches_stock_code():
 
     def named():
         eqns = equations(jax.grad(lambda x: jnp.dot(x, x).sum()), X)
-        return {eqn.params["implementation"] for eqn in eqns if eqn.primitive in owner}
+        return {eqn.params["static"].implementation for eqn in eqns if eqn.primitive in owner}
 
     with jaxext.in_place_of_lax():
         assert named() == {None}

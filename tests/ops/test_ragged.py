@@ -383,7 +383,7 @@ def test_sizes_alone_do_not_copy_the_filters():
         eqn: Any
         (eqn,) = (e for e in _equations(jax.make_jaxpr(jax.vmap(jaxext.ragged_dot, mapped))(*args)) if e.primitive.name == "ragged_nn")
         assert eqn.invars[1].aval.shape == W.shape
-        assert dict(zip(owner[eqn.primitive][0].free, eqn.params["ranks"], strict=True))[rank] == 1
+        assert owner[eqn.primitive][0].unpack(eqn.params["static"].ranks)[rank] == 1
 
 
 def _equations(jaxpr):

@@ -126,7 +126,7 @@ def test_under_transformations():
         return jnp.sum(jnp.tanh(x @ x))
 
     (product,) = (eqn for eqn in equations(net, X) if eqn.primitive.name == "matmul_nn")
-    assert product.params["implementation"] == "xla"
+    assert product.params["static"].implementation == "xla"
     assert not any(eqn.primitive.name == "dot_general" for eqn in equations(jax.jit(jax.vmap(jax.grad(net))), X[None]))
 
 

@@ -140,7 +140,7 @@ def test_a_result_of_another_type_is_refused(function, gives):
 @pytest.mark.parametrize(("operation", "arrays"), [(jaxext.linear, (X, W, B)), (jaxext.gated_linear_unit, (X, GATES))])
 def test_the_named_implementation_computes_the_product(operation, arrays):
     eqns = equations(lambda: operation(*arrays, activation=jnp.cos, implementation="xla"))
-    assert [eqn.params["implementation"] for eqn in eqns if "implementation" in eqn.params] == ["xla"]
+    assert [eqn.params["static"].implementation for eqn in eqns if "static" in eqn.params] == ["xla"]
 
 
 def test_the_result_of_the_product_alone_is_saved():

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import extend, parallel
 from jaxext.benchmarks import scaling
+from jaxext.core.static import Static
 from jaxext.core.window import Window
 from jaxext.ops.matmul import matmul
 from jaxext.ops.ragged import ragged_dot
@@ -125,10 +126,10 @@ def test_every_role_under_jit(form, sizes, split):
         ones, same = (1,) * rank, tuple((r // 2, r // 2) for r in filter)
         window = Window(input=input, filter=filter, stride=ones, padding=same, input_dilation=ones, filter_dilation=ones)
         sizes = dict(B=1, G=1) | sizes | window.sizes
-    static = dict(ranks=(1,) * len(form.free), window=window, dtype=jnp.dtype("float32"), precision=None, implementation=None)
+    static = Static(ranks=(1,) * len(form.free), window=window, dtypes=(jnp.dtype("float32"),))
     for open, role in form.roles.items():
         slots = form.operands(open)
-        product = lambda a, b, open=open, slots=slots: form.bind(open, {slots[0]: a, slots[1]: b}, out_sharding=None, **static)
+        product = lambda a, b, open=open, slots=slots: form.bind(open, {slots[0]: a, slots[1]: b}, static)
         shapes = [tuple(sizes[label] for label in form.slots[slot]) for slot in slots]
         program = compiled(product, mesh_of(split), shapes, [spec(form.slots[slot], split) for slot in slots])
         assert in_hlo(program) == predicted(costs[role])

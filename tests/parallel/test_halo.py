@@ -229,7 +229,7 @@ def test_the_implementation_is_the_callers_also_where_ours_stand_in_for_lax():
     f = jax.shard_map(functools.partial(case.ours, implementation="xla"), mesh=LINE, in_specs=(case.spec, P()), out_specs=case.spec)
     with jaxext.in_place_of_lax():
         (conv,) = (eqn for eqn in equations(f, *case.operands) if eqn.primitive.name == "conv1d_fprop")
-    assert conv.params["implementation"] == "xla"
+    assert conv.params["static"].implementation == "xla"
 
 
 NEEDS_MORE = (

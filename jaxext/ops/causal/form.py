@@ -29,6 +29,7 @@ from jaxext.core.call import Call
 from jaxext.core.checks import checked, promoted, refuse_kinds, refuse_shape
 from jaxext.core.epilogue import accumulated, applied
 from jaxext.core.family import Family, declare
+from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled
 from jaxext.ops.causal.cuda import CudaCausal
 from jaxext.ops.causal.triton import TritonCausal
@@ -100,19 +101,10 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
         given["idx_of_states"] = jnp.broadcast_to(first, (*x.shape[:-2], taps - 1))
     operands = {name: given[name] for name in LABELS if name in given and name not in empty}
     operation = _declaration(tuple(operands)).operation
-    rank = {"B": x.ndim - 2}
     # The implementation is also the keyword of the reference, which forward mode takes.
-    (y,) = operation.bind(
-        operands,
-        wanted=(operation.open,),
-        ranks=tuple(rank.get(label, 1) for label in operation.free),
-        window=None,
-        dtypes=(x.dtype,),
-        precision=None,
-        static=Keywords((("activation", activation), *([("implementation", implementation)] if implementation else []))),
-        implementation=implementation,
-        out_sharding=None,
-    ).values()
+    keywords = (("activation", activation), *([("implementation", implementation)] if implementation else []))
+    static = Static(ranks=operation.pack({"B": x.ndim - 2}), dtypes=(x.dtype,), implementation=implementation, options=Keywords(keywords))
+    y = operation.bind(operands, static, wanted=(operation.open,))[operation.open]
     return (y, _final(given, taps - 1)) if return_final_states else (y,)
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jaxext._told import told
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Form, define
+from jaxext.core.static import Static
 from jaxext.core.window import Window, dilate, labels
 from jaxext.lax.substitute import transpose
 from jaxext.ops.conv.cuda import CudaConv
@@ -31,10 +31,10 @@ from jaxext.ops.conv.triton import TritonConv
 from jaxext.ops.conv.xla import XlaConv
 
 
-def read(lhs, rhs, *, dtype, out_sharding, **params):
+def read(lhs, rhs, *, out_sharding, **params):
     """lax's convolution by the form."""
-    form, operands, params, arrangement = arranged(lhs, rhs, out_sharding=out_sharding, **params)
-    y = arrangement.to_lax(form.bind("y", operands, dtype=dtype, **params))
+    form, operands, static, arrangement = arranged(lhs, rhs, out_sharding=out_sharding, **params)
+    y = arrangement.to_lax(form.bind("y", operands, static))
     return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
 
@@ -42,6 +42,7 @@ def arranged(
     lhs,
     rhs,
     *,
+    dtype,
     window_strides,
     padding,
     lhs_dilation,
@@ -53,8 +54,8 @@ def arranged(
     out_sharding,
     implementation,
     preferred_element_type=None,
-) -> tuple[Form, dict[str, jax.Array], dict[str, Any], Arrangement]:
-    """Form, operands and parameters but the dtype for lax's convolution, and how its result becomes that of lax.
+) -> tuple[Form, dict[str, jax.Array], Static, Arrangement]:
+    """Form, operands and parameters for lax's convolution, and how its result becomes that of lax.
 
     Channels move last, feature groups become the label G.  Batch groups, each with its own inputs and filters, become the label B.
     """
@@ -82,14 +83,15 @@ def arranged(
     if batch_group_count > 1:
         x, w = _split(x, 0, batch_group_count), _split(w, 0, batch_group_count)
     ranks = dict(B=int(batch_group_count > 1), N=1, G=int(feature_group_count > 1), C=1, K=1)
-    params = dict(
-        ranks=tuple(ranks[label] for label in form.free),
+    static = Static(
+        ranks=form.pack(ranks),
+        dtypes=(dtype,),
         window=window,
         precision=precision,
         implementation=implementation,
         out_sharding=_channels_last_sharding(out_sharding, dimension_numbers, feature_group_count, batch_group_count),
     )
-    return form, {"x": x, "w": w}, params, arrangement
+    return form, {"x": x, "w": w}, static, arrangement
 
 
 @dataclasses.dataclass(frozen=True)

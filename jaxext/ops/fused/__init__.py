@@ -227,11 +227,11 @@ def _convolution(arrays: Mapping[str, Any], activation, *, implementation, **sta
     return epilogue.applied(name, function, z, added, epilogue.plus)
 
 
-def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **static) -> jax.Array:
+def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **keywords) -> jax.Array:
     name = "conv_bias_act"
     added = dict(zip(names, arrays, strict=True))
     lhs, rhs = added.pop("lhs"), added.pop("rhs")
-    convolution = functools.partial(lax.conv_general_dilated, **static)
+    convolution = functools.partial(lax.conv_general_dilated, **keywords)
     params, result = as_lax_says(convolution, lhs, rhs)
     features = rhs.shape[params["dimension_numbers"].rhs_spec[0]]
     if "bias" in added:
@@ -240,9 +240,9 @@ def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_shard
         refuse_shape(name, "residual", added["residual"], result.shape, "that of the result")
     refuse_dtypes(name, activation, result.dtype, added)
     params["out_sharding"] = sharding_in_types(name, out_sharding, lhs.ndim)
-    product, operands, params, arrangement = arranged(lhs, rhs, implementation=implementation, **params)
+    product, operands, static, arrangement = arranged(lhs, rhs, dtype=result.dtype, implementation=implementation, **params)
     operation = form.conv_bias_act(len(product.window) // 3, "bias" in added, "residual" in added)
     arrange = {"bias": Arrangement.bias_from_lax, "residual": Arrangement.from_lax}
     operands |= {argument: arrange[argument](arrangement, x) for argument, x in added.items()}
-    y = arrangement.to_lax(epilogue.bind(operation, operands, dtype=result.dtype, activation=activation, **params))
+    y = arrangement.to_lax(epilogue.bind(operation, operands, activation, static))
     return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)

@@ -13,6 +13,7 @@ from jaxext.core.checks import promoted, refuse_dtypes
 from jaxext.core.composition import Composition
 from jaxext.core.family import Family, declare
 from jaxext.core.operation import Operation
+from jaxext.core.static import Static
 from jaxext.lax.dispatch import as_dot_general_says, sharding_in_types
 from jaxext.ops.conv.cuda import CudaConv
 from jaxext.ops.conv.form import FAMILY as CONV
@@ -86,19 +87,9 @@ def bind_product(
     if preferred_element_type is None:
         operands = operands | promoted(operands, factors)
     said = as_dot_general_says([operands[slot] for slot in factors], contracted, precision, preferred_element_type)
-    dtype = said.pop("dtype")
     sharding = sharding_in_types(name, out_sharding, operands[factors[0]].ndim)
     if sharding is not None and ranks["N"] == 2:  # gate and up
         sharding = partition.insert(sharding, len(sharding.spec) - 1, None)
-    refuse_dtypes(name, activation, dtype, {argument: operands[slot] for slot, argument in added.items()})
-    return epilogue.bind(
-        operation,
-        operands,
-        ranks=tuple(ranks[label] for label in operation.free),
-        window=None,
-        dtype=dtype,
-        activation=activation,
-        implementation=implementation,
-        out_sharding=sharding,
-        **said,
-    )
+    static = Static(ranks=operation.pack(ranks), implementation=implementation, out_sharding=sharding, **said)
+    refuse_dtypes(name, activation, static.dtype, {argument: operands[slot] for slot, argument in added.items()})
+    return epilogue.bind(operation, operands, activation, static)

@@ -26,6 +26,7 @@ from jaxext.core.epilogue import accumulated
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Form
 from jaxext.core.operation import Operation, sharded_as
+from jaxext.core.static import Static
 from jaxext.lax.dispatch import as_dot_general_says, compiled, sharding_in_types
 from jaxext.ops.gram.cuda import CudaGram
 from jaxext.ops.gram.triton import TritonGram
@@ -36,7 +37,7 @@ ADDEND = "addend"
 
 
 @dataclasses.dataclass(frozen=True)
-class Static:
+class Options:
     """What determines the result besides the operands.
 
     Attributes:
@@ -55,48 +56,44 @@ class Static:
         return f"scale={self.scale:g} of_addend={self.of_addend:g}"
 
 
-def _apart(static: Static, split: set[str]) -> Static | None:
+def _unfuse(options: Options, split: set[str]) -> Options | None:
     if split & {"M", "K"}:
-        return dataclasses.replace(static, whole=False)
-    return dataclasses.replace(static, partial=True) if "N" in split else None
+        return dataclasses.replace(options, whole=False)
+    return dataclasses.replace(options, partial=True) if "N" in split else None
 
 
-def _multiplied(product, operands, static: Static, *, ranks, dtype, implementation, out_sharding, **params) -> jax.Array:
+def _multiplied(product, operands, static: Static, dtype) -> jax.Array:
     """The product alone, by half of it where the operands are the same rows."""
-    if product is Form.bind or not static.whole:
-        of_form = dict(ranks=ranks, dtype=dtype, implementation=implementation, out_sharding=out_sharding, **params)
-        return product(MATMUL, "a", operands, **of_form)
+    options, static = static.options, static.replace(dtypes=(dtype,), options=None)
+    if product is Form.bind or not options.whole:
+        return product(MATMUL, "a", operands, static)
     c, b = (operands[slot] for slot in "cb")
     if 0 in c.shape:
         return jnp.zeros((*c.shape[:-1], b.shape[-2]), dtype)
-    plain = dict(ranks=ranks, dtypes=(dtype,), wanted=("a",), static=Static(), implementation=implementation, out_sharding=None)
-    y = product(operation(False), "a", operands, **plain, **params)
-    return symmetric(y) if static.partial else y  # devices may add up the parts of (i, j) and of (j, i) in different orders
+    y = product(operation(False), "a", operands, static.replace(options=Options(), out_sharding=None))
+    return symmetric(y) if options.partial else y  # devices may add up the parts of (i, j) and of (j, i) in different orders
 
 
-def composition(
-    operation, product, operands, *, ranks, window, dtypes, precision, static, implementation, out_sharding, narrow=False
-) -> dict[str, jax.Array]:
-    wide = accumulated(dtypes[0]) if static.sum and not narrow else dtypes[0]
-    of_product = dict(window=window, precision=precision, implementation=implementation, out_sharding=out_sharding)
-    y = _multiplied(product, operands, static, ranks=ranks, dtype=wide, **of_product)
-    if static.sum:
-        y = y * static.scale
+def composition(operation, product, operands, static: Static, *, narrow: bool = False) -> dict[str, jax.Array]:
+    options, dtype = static.options, static.dtype
+    wide = accumulated(dtype) if options.sum and not narrow else dtype
+    y = _multiplied(product, operands, static, wide)
+    if options.sum:
+        y = y * options.scale
     if ADDEND in operands:
-        y = y + operands[ADDEND].astype(wide) * static.of_addend
-    return {"a": y.astype(dtypes[0])}
+        y = y + operands[ADDEND].astype(wide) * options.of_addend
+    return {"a": y.astype(dtype)}
 
 
-def tangents(operation, operands, results, dots, *, ranks, window, dtypes, precision, static, implementation, out_sharding):
-    of_y = []
+def tangents(operation, operands, results, dots, static: Static) -> dict[str, jax.Array]:
+    options, of_y = static.options, []
     if moved := {slot: dots[slot] for slot in "cb" if slot in dots}:  # both, and equal
         slot, dot = next(iter(moved.items()))
-        of_product = dict(ranks=ranks, window=window, dtype=dtypes[0], precision=precision, implementation=implementation)
-        half = MATMUL.bind("a", {"c": dot, "b": operands["b" if slot == "c" else "c"]}, out_sharding=out_sharding, **of_product)
+        half = MATMUL.bind("a", {"c": dot, "b": operands["b" if slot == "c" else "c"]}, static.replace(options=None))
         both = half + sharded_as(jnp.swapaxes(half, -1, -2), jax.typeof(half))
-        of_y.append(both * static.scale if static.sum else both)
+        of_y.append(both * options.scale if options.sum else both)
     if ADDEND in dots:
-        of_y.append(dots[ADDEND].astype(dtypes[0]) * static.of_addend)
+        of_y.append(dots[ADDEND].astype(static.dtype) * options.of_addend)
     return {"a": functools.reduce(jnp.add, of_y)} if of_y else {}
 
 
@@ -122,7 +119,7 @@ def operation(addend: bool) -> Operation:
         tangents=tangents,
         family=FAMILY,
         product=(MATMUL, "a"),
-        apart=_apart,
+        unfuse=_unfuse,
         examples=_examples if addend else None,
     )
 
@@ -145,7 +142,7 @@ def matrices(name: str, x: Any) -> jax.Array:
 
 def _gram(name: str, x: jax.Array, *, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
     said = as_dot_general_of_itself_says(x, precision, preferred_element_type)
-    return bound(x, None, Static(), out_sharding=sharding_in_types(name, out_sharding, x.ndim), implementation=implementation, **said)
+    return bound(x, None, Options(), out_sharding=sharding_in_types(name, out_sharding, x.ndim), implementation=implementation, **said)
 
 
 def as_dot_general_of_itself_says(x: jax.Array, precision: Any, dtype: Any) -> dict[str, Any]:
@@ -154,22 +151,12 @@ def as_dot_general_of_itself_says(x: jax.Array, precision: Any, dtype: Any) -> d
     return as_dot_general_says((x, x), ((last, last), (batch, batch)), precision, dtype)
 
 
-def bound(x: jax.Array, addend: jax.Array | None, static: Static, *, dtype, precision, out_sharding, implementation) -> jax.Array:
-    """The operation of x, and of an addend that is symmetric."""
-    rank = {"B": x.ndim - 2}
+def bound(x: jax.Array, addend: jax.Array | None, options: Options, **params: Any) -> jax.Array:
+    """The operation of x, and of an addend that is symmetric.  `params`: fields of `Static`."""
     of = operation(addend is not None)
     operands = {"c": x, "b": _other_factor(x)} | ({} if addend is None else {ADDEND: addend})
-    return of.bind(
-        operands,
-        wanted=("a",),
-        ranks=tuple(rank.get(label, 1) for label in of.free),
-        window=None,
-        dtypes=(dtype,),
-        precision=precision,
-        static=static,
-        implementation=implementation,
-        out_sharding=out_sharding,
-    )["a"]
+    static = Static(ranks=of.pack({"B": x.ndim - 2}), options=options, **params)
+    return of.bind(operands, static, wanted=("a",))["a"]
 
 
 def _other_factor(x: jax.Array) -> jax.Array:

@@ -19,8 +19,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext._told import told
-from jaxext.core import partition
-from jaxext.core.epilogue import Static, accumulated
+from jaxext.core import epilogue, partition
+from jaxext.core.epilogue import accumulated
+from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled
 from jaxext.ops.fused import form as fused
 from jaxext.ops.gram import form as gram
@@ -86,25 +87,15 @@ def _normalised(x: jax.Array, eps: float) -> jax.Array:
     return (wide / (norm + eps)).astype(x.dtype)
 
 
-def _step(x: jax.Array, a: float, b: float, c: float, *, dtype, precision, implementation) -> jax.Array:
-    said = dict(dtype=dtype, precision=precision, implementation=implementation)
+def _step(x: jax.Array, a: float, b: float, c: float, **params: Any) -> jax.Array:
+    """a x + b (x xᵀ) x + c (x xᵀ)² x.  `params`: fields of `Static`."""
     sharding = partition.explicit(jax.typeof(x))
     of_square = None
     if sharding is not None:
         *batch, rows, _ = tuple(sharding.spec)
         of_square = NamedSharding(sharding.mesh, P(*batch, rows, None))
-    square = gram.bound(x, None, gram.Static(), out_sharding=of_square, **said)
-    polynomial = gram.bound(square, square, gram.Static(sum=True, scale=c, of_addend=b), out_sharding=of_square, **said)
+    square = gram.bound(x, None, gram.Options(), out_sharding=of_square, **params)
+    polynomial = gram.bound(square, square, gram.Options(sum=True, scale=c, of_addend=b), out_sharding=of_square, **params)
     linear = fused.linear(bias=False, residual=True)
-    rank = {"B": x.ndim - 2}
-    return linear.bind(
-        {"a": polynomial, "b": x, "residual": a * x},
-        wanted=(linear.open,),
-        ranks=tuple(rank.get(label, 1) for label in linear.free),
-        window=None,
-        dtypes=(dtype,) * len(linear.results),
-        precision=precision,
-        static=Static(None),
-        implementation=implementation,
-        out_sharding=sharding,
-    )[linear.open]
+    static = Static(ranks=linear.pack({"B": x.ndim - 2}), out_sharding=sharding, **params)
+    return epilogue.bind(linear, {"a": polynomial, "b": x, "residual": a * x}, None, static)

@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Form, define
+from jaxext.core.static import Static
 from jaxext.lax.substitute import transpose
 from jaxext.ops.matmul.cuda import CudaMatmul
 from jaxext.ops.matmul.triton import TritonMatmul
@@ -39,16 +40,9 @@ def read(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, impleme
         open, operands, ranks = "c", {"a": lhs, "b": rhs}, dict(M=lhs_free, K=summed, N=rhs_free)
     else:
         open, operands, ranks = "a", {"c": lhs, "b": rhs}, dict(M=lhs_free, N=summed, K=rhs_free)
-    return MATMUL.bind(
-        open,
-        operands,
-        ranks=tuple(dict(ranks, B=batch)[label] for label in MATMUL.free),
-        window=None,
-        dtype=dtype,
-        precision=precision,
-        implementation=implementation,
-        out_sharding=out_sharding,
-    )
+    ranks = MATMUL.pack(dict(ranks, B=batch))
+    static = Static(ranks=ranks, dtypes=(dtype,), precision=precision, implementation=implementation, out_sharding=out_sharding)
+    return MATMUL.bind(open, operands, static)
 
 
 def arrangement(ndim: int, batch: Sequence[int], contract: Sequence[int]) -> tuple[list[int], bool]:

@@ -32,10 +32,12 @@ from jaxext.core.composition import Composition
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, Form, define, dimension_numbers
 from jaxext.core.operation import Operation
+from jaxext.core.static import Static
 from jaxext.lax.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.lax.substitute import transpose
 from jaxext.ops.matmul.form import read as read_dot_general
 from jaxext.ops.ragged.cuda import CudaRagged
+from jaxext.ops.ragged.tied import TiedForm
 from jaxext.ops.ragged.triton import TritonRagged
 from jaxext.ops.ragged.xla import XlaRagged
 
@@ -179,16 +181,10 @@ def _bound(open, operands, between, ranks, order, *, precision, preferred_elemen
     if out_sharding is not None:
         specs = dict(zip(order, out_sharding.spec, strict=False))
         out_sharding = NamedSharding(out_sharding.mesh, P(*(specs.get(axis) for axis in range(len(order)))))
-    y = RAGGED.bind(
-        open,
-        operands | dict(zip(("begin", "end"), between, strict=True)),
-        ranks=tuple(ranks[label] for label in RAGGED.free),
-        window=None,
-        dtype=dtype,
-        precision=precision,
-        implementation=implementation,
-        out_sharding=out_sharding,
+    static = Static(
+        ranks=RAGGED.pack(ranks), dtypes=(dtype,), precision=precision, implementation=implementation, out_sharding=out_sharding
     )
+    y = RAGGED.bind(open, operands | dict(zip(("begin", "end"), between, strict=True)), static)
     return transpose(y, order)
 
 
@@ -251,7 +247,7 @@ FAMILY = declare(
 )
 
 RAGGED = define(
-    Form(
+    TiedForm(
         name="ragged",
         slots={"x": ("B", "P", "R", "M", "K"), "w": ("B", "G", "K", "N"), "y": ("B", "P", "R", "M", "N")},
         roles={"y": "nn", "x": "nt", "w": "tn"},
@@ -274,33 +270,32 @@ _GATED = declare(
 # product itself.  So it is zero there, is split over devices as that is, and its transpose is a sum over the rows of each group.
 
 
-def _of_groups(operation, product, operands, values: jax.Array, like: jax.Array, result: str, ranks, **params) -> jax.Array:
+def _of_groups(operation, product, operands, values: jax.Array, like: jax.Array, result: str, static: Static) -> jax.Array:
     """For each row the values of its group, (B, G) or (B, G, N); `like` is the result of this name.  Ones, times the values."""
     form, open = operation.product
-    rank = dict(zip(operation.free, ranks, strict=True))
-    rows = operation.position(result, "M", ranks) + 1
-    inner = rank | {"K": 0, "N": values.ndim - rank["B"] - 1}
-    return product(
-        form,
-        open,
-        operands | {"x": lax.full_like(like.sum(tuple(range(rows, like.ndim))), 1, values.dtype), "w": values},
-        ranks=tuple(inner[label] for label in form.free),
-        dtype=like.dtype,
-        **params | {"precision": (lax.Precision.HIGHEST,) * 2, "out_sharding": None},
+    rank = operation.unpack(static.ranks)
+    rows = operation.position(result, "M", static.ranks) + 1
+    ones = lax.full_like(like.sum(tuple(range(rows, like.ndim))), 1, values.dtype)
+    inner = Static(
+        ranks=form.pack(rank | {"K": 0, "N": values.ndim - rank["B"] - 1}),
+        dtypes=(like.dtype,),
+        precision=(lax.Precision.HIGHEST,) * 2,
+        implementation=static.implementation,
     )
+    return product(form, open, operands | {"x": ones, "w": values}, inner)
 
 
-def _in_groups(operation: Operation, product, operands, y: jax.Array, static: epilogue.Static, ranks: Sequence[int], **params) -> jax.Array:
+def _in_groups(operation: Operation, product, operands, y: jax.Array, static: Static) -> jax.Array:
     """The result, or its tangent, with zeros in the rows of no group."""
-    if "scale" not in operands and static.activation != "sigmoid":
+    if "scale" not in operands and static.options.activation != "sigmoid":
         return y  # zero there already
-    lead = operation.position(operation.open, "M", ranks) + 1
-    rank = dict(zip(operation.free, ranks, strict=True))
+    lead = operation.position(operation.open, "M", static.ranks) + 1
+    rank = operation.unpack(static.ranks)
     if product is Form.bind:
         inside = in_groups(operands["begin"], operands["end"], y.sum(tuple(range(lead, y.ndim))), rank["R"])
     else:  # a device may have a part of the groups, and the product is a sum over devices
         ones = jnp.ones(operands["w"].shape[: rank["B"] + 1], y.dtype)
-        inside = _of_groups(operation, product, operands, ones, y, operation.open, ranks, **params) != 0
+        inside = _of_groups(operation, product, operands, ones, y, operation.open, static) != 0
     return jnp.where(lax.expand_dims(inside, range(lead, y.ndim)), y, jnp.zeros((), y.dtype))
 
 

@@ -27,6 +27,7 @@ from jaxext.core import partition
 from jaxext.core.checks import checked
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, Form, define
+from jaxext.core.static import Static
 from jaxext.lax.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.lax.substitute import transpose
 from jaxext.ops.matmul.form import MATMUL, arrangement
@@ -55,30 +56,31 @@ def form(scaled: tuple[str, ...]) -> Form:
     )
 
 
-def bind(open: str, operands: Mapping[str, jax.Array], *, ranks: Mapping[str, int], **params) -> jax.Array:
-    """The product of two slots, with the scales `x_scale`, `w_scale` and `y_scale` that there are."""
+def bind(open: str, operands: Mapping[str, jax.Array], ranks: Mapping[str, int], **params: Any) -> jax.Array:
+    """The product of two slots, with the scales `x_scale`, `w_scale` and `y_scale` that there are.  `params`: fields of `Static`."""
     scaled = tuple(slot for slot in SLOTS if f"{slot}_scale" in operands)
     if scaled:
-        return form(scaled).bind(open, operands, ranks=tuple(ranks[label] for label in form(scaled).free), **params)
+        return form(scaled).bind(open, operands, Static(ranks=form(scaled).pack(ranks), **params))
     plain = dict(B=ranks["B"], M=ranks["I"] + ranks["M"], K=ranks["S"] + ranks["K"], N=ranks["J"] + ranks["N"])
     operands = {_OF_MATMUL[slot]: x for slot, x in operands.items()}
-    return MATMUL.bind(_OF_MATMUL[open], operands, ranks=tuple(plain[label] for label in MATMUL.free), **params)
+    return MATMUL.bind(_OF_MATMUL[open], operands, Static(ranks=MATMUL.pack(plain), **params))
 
 
-def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array], dot: jax.Array, *, ranks, dtype, **params) -> jax.Array:
+def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array], dot: jax.Array, static: Static) -> jax.Array:
     """For the tangent `dot` of a slot's scale."""
     scale = f"{slot}_scale"
     rest = {name: x for name, x in operands.items() if name != scale}
-    axes = form.axes(slot, ranks)
-    lacking = [at for at, axis in enumerate(axes) if axis not in form.axes(scale, ranks)]
+    axes = form.axes(slot, static.ranks)
+    lacking = [at for at, axis in enumerate(axes) if axis not in form.axes(scale, static.ranks)]
     wide = summed(dot.dtype)
     dot = lax.expand_dims(dot.astype(wide), lacking)
-    by_label = dict(zip(form.free, ranks, strict=True))
+    ranks = form.unpack(static.ranks)
+    params = dict(precision=static.precision, implementation=static.implementation, out_sharding=static.out_sharding)
     if slot != open:
         dot, x = partition.broadcast_together(dot, operands[slot].astype(wide))
-        return bind(open, rest | {slot: x * dot}, ranks=by_label, dtype=dtype, **params)
-    y = bind(open, rest, ranks=by_label, dtype=summed(dtype), **params).astype(wide)
-    return (y * partition.broadcast_like(dot, y)).astype(dtype)
+        return bind(open, rest | {slot: x * dot}, ranks, dtypes=static.dtypes, **params)
+    y = bind(open, rest, ranks, dtypes=(summed(static.dtype),), **params).astype(wide)
+    return (y * partition.broadcast_like(dot, y)).astype(static.dtype)
 
 
 def product(name: str, arrays: Mapping[str, Any], dimension_numbers, dtype, *, implementation: str | None, **static) -> jax.Array:
@@ -230,9 +232,8 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation, pr
     y = bind(
         open,
         operands,
-        ranks=dict(B=len(lb), I=i, M=m, S=s, K=k, J=j, N=n),
-        window=None,
-        dtype=dtype,
+        dict(B=len(lb), I=i, M=m, S=s, K=k, J=j, N=n),
+        dtypes=(dtype,),
         precision=said["precision"],
         implementation=implementation,
         out_sharding=sharding and of_divided(sharding, parts),
