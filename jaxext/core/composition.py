@@ -19,26 +19,8 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
 
     Its products are computed by the implementation that is `named`, and their partial sums are added over devices by `summed`.
     """
-    all_axes = {axis for axes in call.axes.values() for axis in axes}
-
-    def product(form, open, operands, static: Static):  # on this device, by the implementation that is `named`
-        names = form.operands(open)
-        operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
-        device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
-        inner = form.call(open, list(operands.values()), static=static, **device)
-        y = chosen(inner, form.family.implementations, named).run(operands)
-        if summed is None:
-            return y
-        contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
-        return summed(y, all_axes - contracted)
-
-    # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
-    narrow = call.platform != "cpu" and summed is None
-    assert call.parameters is not None
-    dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
-    static = call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None)
-    results = call.operation.composition(call.operation, product, operands, static, narrow=narrow)
-    return tuple(results[name] for name in call.results) if call.further else results[call.open]
+    static, narrow = _parameters(call, summed)
+    return _results(call, call.operation.composition(call.operation, _product(call, named, summed), operands, static, narrow=narrow))
 
 
 class Composition(Definition):
@@ -50,6 +32,36 @@ class Composition(Definition):
         return (Algorithm("composition"),)
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]):
-        assert call.parameters is not None
-        named = call.parameters.implementation
-        return composed(call, operands, named if named == self.name else None)
+        static, narrow = _parameters(call, None)
+        product = _product(call, self.name if static.implementation == self.name else None, None)
+        return _results(call, call.operation.composition(call.operation, product, operands, static, narrow=narrow))
+
+
+def _parameters(call: Call, summed: Callable | None) -> tuple[Static, bool]:
+    """Those of the composition, and whether its products are no wider than the result: XLA writes a product to memory before what follows
+    it, which takes the time on GPUs."""
+    assert call.parameters is not None
+    dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
+    return call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None), call.platform != "cpu" and summed is None
+
+
+def _product(call: Call, named: str | None, summed: Callable | None) -> Callable[..., jax.Array]:
+    """The product of a form on this device, by the implementation that is `named`."""
+    all_axes = {axis for axes in call.axes.values() for axis in axes}
+    device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
+
+    def product(form, open, operands, static: Static):
+        names = form.operands(open)
+        operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
+        inner = form.call(open, list(operands.values()), static=static, **device)
+        y = chosen(inner, form.family.implementations, named).run(operands)
+        if summed is None:
+            return y
+        contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
+        return summed(y, all_axes - contracted)
+
+    return product
+
+
+def _results(call: Call, results: Mapping[str, jax.Array]) -> Any:
+    return tuple(results[name] for name in call.results) if call.further else results[call.open]

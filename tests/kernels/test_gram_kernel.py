@@ -149,6 +149,4 @@ def test_what_the_binding_refuses():
     options = family.Options(sum=True, of_addend=1.0)
     with pytest.raises(NotImplementedError, match="addend is complex64"):
         x = jax.numpy.ones((2, 3), np.float32)
-        family.bound(
-            x, jax.numpy.ones((2, 2), np.complex64), options, dtypes=(x.dtype,), implementation="triton"
-        )
+        family.bound(x, jax.numpy.ones((2, 2), np.complex64), options, dtypes=(x.dtype,), implementation="triton")

@@ -187,9 +187,7 @@ def test_with_an_addend(shape, dtype):
     x, square = jnp.asarray(random(shape, dtype, 0)), jnp.asarray(random((*shape[:-1], shape[-2]), dtype, 1))
     addend = square + square.swapaxes(-1, -2)
     options = family.Options(sum=True, scale=-2.5, of_addend=0.75)
-    bound = lambda x, addend: family.bound(
-        x, addend, options, dtypes=(jnp.dtype(dtype),)
-    )
+    bound = lambda x, addend: family.bound(x, addend, options, dtypes=(jnp.dtype(dtype),))
     wide = lambda x, addend: -2.5 * (x @ x.swapaxes(-1, -2)) + 0.75 * addend
     exact = wide(*(np.asarray(of, np.float64) for of in (x, addend)))
     y = jax.jit(bound)(x, addend)

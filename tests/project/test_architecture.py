@@ -1,6 +1,5 @@
-"""The way of a call that docs/architecture.md tells, hop by hop, is the one that it takes."""
+"""The ways of a call, by the frames of the stack: docs/architecture.md tells one of them hop by hop, and none is longer than it may be."""
 
-import functools
 import os
 import pathlib
 import re
@@ -9,42 +8,79 @@ import traceback
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import jaxext
+from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.triton import triton_call
 from jaxext.core.form import Form
+from jaxext.core.operation import Operation
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = os.path.dirname(jaxext.__file__)
-MOST_HOPS = 15
+IMAGE, FILTER = ((8, 16, 16, 64), (3, 3, 64, 64))
 
 
-def hops():
-    """File and function of each frame of the package's own, the outermost first."""
+def conv(x, w, implementation):
+    return jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), implementation=implementation)
+
+
+def linear(x, w, implementation):
+    return jaxext.linear(x, w, activation="gelu", implementation=implementation)
+
+
+# Operation, its shapes, the implementation, the last function of the way and its module, and the most hops to it.
+WAYS = {
+    "conv to XLA": (conv, (IMAGE, FILTER), "xla", lax, "conv_general_dilated", 12),
+    "conv to a Triton launch": (conv, (IMAGE, FILTER), "triton", triton_call, "called", 12),
+    "linear to XLA": (linear, ((512, 1024), (1024, 512)), "xla", lax, "dot_general", 14),
+    "linear to CUDA": (linear, ((512, 1024), (1024, 512)), "cuda", cuda_binding, "ffi_call", 14),
+}
+
+
+def hops(where, name):
+    """File and function of each frame of the package's own, the outermost first, and of the function that is called."""
     frames = [(os.path.relpath(frame.filename, PACKAGE), frame.name) for frame in traceback.extract_stack()]
-    return [frame for frame in frames if not frame[0].startswith("..") and frame[1] != "lower_for"]
+    own = [frame for frame in frames if not frame[0].startswith("..")]
+    file = os.path.relpath(getattr(where, name).__code__.co_filename, PACKAGE)
+    return own if file.startswith("..") else [*own, (file, name)]
 
 
-def test_the_way_of_a_call(monkeypatch):
-    if reason := triton_call.missing(interpreted=False):
+def way(monkeypatch, function, shapes, implementation, module, last):
+    """The hops to the primitive, when the function is traced, and those to `last`, when it is lowered for an H100."""
+    if reason := {"triton": triton_call.missing(interpreted=False), "cuda": cuda_binding.missing()}.get(implementation):
         pytest.skip(reason)
     seen: dict[str, list] = {}
 
-    def watched(where, name):
+    def watched(where, name, event):
         original = getattr(where, name)
+        found = lambda: hops(type("Original", (), {name: original}), name)
 
         def watch(*args, **kwargs):
-            seen.setdefault(name, [*hops(), (os.path.relpath(original.__code__.co_filename, PACKAGE), name)])
+            seen.setdefault(event, found())
             return original(*args, **kwargs)
 
         monkeypatch.setattr(where, name, watch)
 
-    watched(Form, "bind")
-    watched(triton_call, "called")
-    x, w = jax.ShapeDtypeStruct((8, 16, 16, 64), jnp.bfloat16), jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.bfloat16)
-    conv = functools.partial(jaxext.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"), implementation="triton")
-    jaxext.lower_for(lambda x, w: conv(x, w, (1, 1), "SAME"), x, w, arch="sm_90a")
-    text = (ROOT / "docs/architecture.md").read_text()
-    told = re.findall(r"^\| \d+ \| `(.*?)` \| `(.*?)` \|", text, re.MULTILINE)
-    assert told == [*seen["bind"], *seen["called"]]
-    assert len(told) <= MOST_HOPS
+    for kind in (Form, Operation):
+        watched(kind, "bind", "traced")
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    with jaxext.use_target("sm_90a"):
+        traced = jax.jit(lambda x, w: function(x, w, implementation)).trace(*arrays)
+        watched(module, last, "lowered")
+        traced.lower(lowering_platforms=("cuda",))
+    return [*seen["traced"], *seen["lowered"]]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_no_way_is_longer_than_it_may_be(name, monkeypatch):
+    *of, most = WAYS[name]
+    found = way(monkeypatch, *of)
+    assert len(found) <= most, "\n".join(map(str, found))
+    assert len(set(found)) >= len(found) - 1  # each down: an operation's product alone is run again
+
+
+def test_the_way_that_the_documentation_tells(monkeypatch):
+    *of, _ = WAYS["conv to a Triton launch"]
+    table = re.findall(r"^\| \d+ \| `(.*?)` \| `(.*?)` \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    assert table == way(monkeypatch, *of)

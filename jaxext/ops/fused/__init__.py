@@ -212,7 +212,9 @@ def _linear(operation: Operation, name, activation, *arrays, **keywords) -> jax.
     added = {argument: argument for argument in list(operands)[2:]}
     ndim = operands["a"].ndim
     ranks = dict(B=0, M=ndim - 1, K=1, N=1 if operation.whole else operands["b"].ndim - 1, T=1)
-    return form.bind_product(operation, name, activation, operands, "ab", (((ndim - 1,), (0,)), ((), ())), ranks, added, **keywords)
+    dims = ((ndim - 1,), (0,)), ((), ())
+    operands, static = form.parameters(operation, name, activation, operands, "ab", dims, ranks, added, **keywords)
+    return epilogue.bind(operation, operands, activation, static)
 
 
 def _convolution(arrays: Mapping[str, Any], activation, *, implementation, **static) -> jax.Array:

@@ -68,7 +68,7 @@ def conv_bias_act(rank: int, bias: bool, residual: bool) -> Operation:
     )
 
 
-def bind_product(
+def parameters(
     operation: Operation,
     name: str,
     activation,
@@ -82,8 +82,11 @@ def bind_product(
     preferred_element_type,
     out_sharding,
     implementation,
-) -> jax.Array:
-    """`factors`: the slots of x and w, which are multiplied by lax's rules; `added`: slot -> argument, of what the epilogue adds."""
+) -> tuple[dict[str, jax.Array], Static]:
+    """The operands with promoted dtypes, and the parameters that `epilogue.bind` takes.
+
+    `factors`: the slots of x and w, which are multiplied by lax's rules; `added`: slot -> argument, of what the epilogue adds.
+    """
     if preferred_element_type is None:
         operands = operands | promoted(operands, factors)
     said = as_dot_general_says([operands[slot] for slot in factors], contracted, precision, preferred_element_type)
@@ -92,4 +95,4 @@ def bind_product(
         sharding = partition.insert(sharding, len(sharding.spec) - 1, None)
     static = Static(ranks=operation.pack(ranks), implementation=implementation, out_sharding=sharding, **said)
     refuse_dtypes(name, activation, static.dtype, {argument: operands[slot] for slot, argument in added.items()})
-    return epilogue.bind(operation, operands, activation, static)
+    return operands, static

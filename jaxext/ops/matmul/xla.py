@@ -43,10 +43,13 @@ class XlaMatmul(XlaDefinition):
         left, right, result = call.axes[lhs], call.axes[rhs], call.axes[call.open]
         if call.platform == "cpu" and _faster_swapped(operands[lhs], operands[rhs], left, right, result):
             lhs, rhs, left, right = rhs, lhs, right, left
-        multiply = real_products if config.algorithm == "real_products" else product
-        dims = dimension_numbers(left, right, result)
-        y = multiply(operands[lhs], operands[rhs], dims, call.precision, call.dtype)
-        y = unfused(y, operands[lhs], operands[rhs], dims, call.platform)
+        x, w, dims = operands[lhs], operands[rhs], dimension_numbers(left, right, result)
+        if config.algorithm == "real_products":
+            y = real_products(x, w, dims, call.precision, call.dtype)
+        else:
+            preferred = _preferred(x, w, dims, call.precision, call.dtype)
+            y = convert(lax.dot_general(x, w, dims, precision=call.precision, preferred_element_type=preferred), call.dtype)
+        y = unfused(y, x, w, dims, call.platform)
         free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
         order = [*(axis for axis in left if axis in right and axis in result), *free]
         return lax.transpose(y, [order.index(axis) for axis in result])
@@ -81,14 +84,15 @@ def _faster_swapped(lhs, rhs, left, right, result) -> bool:
 
 
 def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
-    """`lax.dot_general` with a result of any dtype.  lax cannot return a narrower or a real dtype; its result is converted then."""
+    """`lax.dot_general` with a result of any dtype."""
+    preferred = _preferred(lhs, rhs, dims, precision, dtype)
+    return convert(lax.dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred), dtype)
 
-    def dot(preferred, lhs, rhs):
-        return lax.dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred)
 
-    natural = jax.eval_shape(lambda a, b: dot(None, a, b), lhs, rhs).dtype
-    lax_can = dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype)
-    return convert(dot(dtype if lax_can else natural, lhs, rhs), dtype)
+def _preferred(lhs, rhs, dims, precision, dtype) -> jnp.dtype:
+    """The dtype that lax returns for this one: it cannot return a narrower or a real dtype, so that its result has to be converted."""
+    natural = jax.eval_shape(lambda a, b: lax.dot_general(a, b, dims, precision=precision), lhs, rhs).dtype
+    return dtype if dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype) else natural
 
 
 def unfused(y: jax.Array, lhs, rhs, dims, platform: str) -> jax.Array:

@@ -20,7 +20,7 @@ from jaxext.core import epilogue
 from jaxext.core.checks import checked, given, refuse_shape
 from jaxext.core.operation import Operation
 from jaxext.lax.dispatch import compiled
-from jaxext.ops.fused.form import bind_product
+from jaxext.ops.fused.form import parameters
 from jaxext.ops.ragged import form
 
 __all__ = ["ragged_dot", "ragged_dot_general", "ragged_gated_linear_unit", "ragged_linear"]
@@ -273,4 +273,6 @@ def _ragged(operation: Operation, name, activation, x, w, sizes, *added, **keywo
     operands = dict(zip(operation.inputs, (x, w, *added, begin, end), strict=True))
     public = {slot: argument for slot, argument in (("bias", "bias"), ("scale", "row_scale")) if slot in operands}
     ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1 if operation.whole else w.ndim - 2, T=1)
-    return bind_product(operation, name, activation, operands, "xw", (((1,), (1,)), ((), ())), ranks, public, **keywords)
+    dims = ((1,), (1,)), ((), ())
+    operands, static = parameters(operation, name, activation, operands, "xw", dims, ranks, public, **keywords)
+    return epilogue.bind(operation, operands, activation, static)
