@@ -45,7 +45,7 @@ MAY = {
     "extend": {"ops", "ops.matmul", "ops.conv", "lax", "core", "_told"},
     "checkpoint_policies": {"core", "_compat", "_told"},
     "tuning": {"core", "tables", "_compat", "_target", "_told"},
-    "verify": {"__init__", "extend", "tuning", "backends", "core", "tables"},
+    "verify": {"__init__", "ops", "extend", "tuning", "backends", "core", "tables"},
     "hazards": {"tuning", "lax", "core", "_compat", "_told"},
     "parallel": {*OPERATIONS, "core", "_compat", "_told"},
     "privacy": {"lax", "core", "_compat", "_told"},
