@@ -80,7 +80,7 @@ def widest(problem, launch) -> list[int]:
 
 
 def _rows(problem) -> dict[str, int]:
-    """The elements of a row of each slot of a product of matrices, ragged, scaled or neither; of `gram`, those of its factor and result."""
+    """The elements of a row of each slot of a product of matrices, ragged, scaled or neither; of one with itself, of factor and result."""
     if hasattr(problem, "addend"):
         return {"a": problem.K, "c": problem.N}
     slots = "xwy" if hasattr(problem, "G") or hasattr(problem, "scaled") else "abc"

@@ -16,6 +16,7 @@ import itertools
 import multiprocessing
 import os
 import pathlib
+import pkgutil
 import re
 import signal
 import tempfile
@@ -25,6 +26,7 @@ from typing import Any
 from unittest import mock
 
 import jaxext
+from jaxext import kernels
 from jaxext.backends.triton.repairs import repaired
 from jaxext.kernels.launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 from jaxext.verify import cases, contact_list
@@ -60,7 +62,7 @@ class Program:
 
 
 def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (), others: str = "picks") -> Iterator[Program]:
-    """The programs to compile, without problems that the kernel refuses: of the suite, and of the `samples` of families."""
+    """The programs to compile, without problems that the kernel refuses: of the suite, and of operations that it lacks."""
     for case in COMPILED:
         if kernel not in ("", case.kernel) or substring not in case.name:
             continue
@@ -74,9 +76,10 @@ def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (),
                 pick = module.candidates(problem)[0]
                 for config in module.candidates(problem) if sweep else [pick]:
                     yield Program(case.kernel, case.name, numbers, problem, config, config == pick)
+    lacking = {module.name for module in pkgutil.iter_modules(kernels.__path__) if module.ispkg} - {*KERNELS}
     for arch in archs or (90,):
         with jaxext.use_target(f"sm_{arch}"):
-            sampled, _ = cases.listed(contact_list.samples(), "cuda", ["triton"])
+            sampled, _ = cases.listed(contact_list.contacts(lacking), "cuda", ["triton"])
         for sample in sampled:
             if kernel in ("", sample.family) and substring in sample.contact:
                 plan: Any = sample.plan

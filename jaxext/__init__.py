@@ -18,13 +18,13 @@ from jaxext.lax.dispatch import in_place_of_lax, use_implementation, use_invaria
 from jaxext._export import export_disabled_checks, register_cuda_kernels
 from jaxext._target import lower_for, use_target
 from jaxext.tables.in_force import use_table
-from jaxext.ops.fused import conv_bias_act, gated_linear_unit, linear
+from jaxext.ops.matmul import dot_general, matmul  # an operation comes after those of which it is made
 from jaxext.ops.conv import conv, conv_general_dilated, conv_transpose, convolve
-from jaxext.ops.matmul import dot_general, matmul
-from jaxext.ops.quantized import Quantized, fp8_matmul, pack_int4, quantize, quantized_matmul, unpack_int4
-from jaxext.ops.scaled import scaled_dot
+from jaxext.ops.fused import conv_bias_act, gated_linear_unit, linear
 from jaxext.ops.ragged import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
 from jaxext.ops.causal import causal_conv1d, causal_conv1d_update
+from jaxext.ops.scaled import scaled_dot
+from jaxext.ops.quantized import Quantized, fp8_matmul, pack_int4, quantize, quantized_matmul, unpack_int4
 from jaxext.ops.gram import gram, newton_schulz
 
 if TYPE_CHECKING:

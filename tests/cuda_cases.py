@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
 RAGGED_SLOTS = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}
 LONG = {short: dtype for dtype, short in DTYPES.items()}
-FAMILIES = ("matmul", "pieces", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
+FAMILIES = {path.parent.name for path in pathlib.Path(__file__).parents[1].glob("csrc/*/*.h")} - {"common"}
 Arrays = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape
 
 

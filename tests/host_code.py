@@ -32,8 +32,9 @@ Part = collections.namedtuple("Part", "N x w y boxes")  # with three boxes
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    csrc, families = cpp.CSRC, ("matmul", "pieces", "ragged", "scaled", "gram")
-    units = [ROOT / "tests/csrc/host_code.cc", *(csrc / f"{name}/{name}.cc" for name in families)]
+    csrc = cpp.CSRC
+    alone = [path for path in csrc.glob("*/*.cc") if path.stem == path.parent.name and not (path.parent / f"{path.stem}_plan.cc").exists()]
+    units = [ROOT / "tests/csrc/host_code.cc", *sorted(alone)]
     units += sorted([*csrc.glob("*/*_plan.cc"), *csrc.glob("*/*_target.cc"), *csrc.glob("common/*.cc")])
     units.remove(csrc / "common/ffi.cc")
     return cpp.shared_library(units, [*cpp.SANITIZED, "-O1", "-Werror"])

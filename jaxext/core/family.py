@@ -7,8 +7,7 @@ their labels.  Dispatch, `explain`, `tune`, benchmarks and checkpoint policies l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 from jax.extend.core import Primitive
@@ -42,8 +41,6 @@ class Family:
       weights: the slot that all rows of a result share.  None: there is none, so `use_invariant` refuses the family.
       letters: slot -> label -> the letter in `explain`, if it differs from the label.
       groups: the labels that `read` splits off a neighbouring axis.
-      samples: gives calls that run its kernels, each by a name, a function and the shapes of its arguments, for `python -m jaxext verify`,
-        `python -m jaxext kernels` and docs/refusals.py.
       implementations: in order of preference.  The last one plans every call, and is the definition.
     """
 
@@ -57,7 +54,6 @@ class Family:
     weights: str | None = None
     letters: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     groups: str = ""
-    samples: Callable[[], Iterable[tuple[str, Callable[..., Any], Sequence[jax.ShapeDtypeStruct]]]] = tuple
     implementations: list[Implementation] = dataclasses.field(default_factory=list)
 
     @property

@@ -16,12 +16,12 @@ import jax
 
 from jaxext.backends.kernel import KernelPlan
 from jaxext.core.call import Call
+from jaxext.core.contact import Contact
 from jaxext.core.family import Family
 from jaxext.core.form import owner
 from jaxext.core.implementation import Implementation, Plan
 from jaxext.tuning.explain import call_of
 from jaxext.tuning.walk import walk
-from jaxext.verify.contact_list import Contact
 
 ANOTHER = "another tile"
 _BOTH_TILES = ("bf16", "i8", "i4", "fp8")  # dtypes of kinds with a second tile

@@ -17,7 +17,7 @@ import numpy as np
 
 import jaxext
 from jaxext import extend
-from jaxext.verify.contact_list import Contact, arrays
+from jaxext.core.contact import Contact, arrays
 from jaxext.verify.events import Verdict
 
 PLATFORM = "cpu"

@@ -80,8 +80,8 @@ def test_sections_of_all_pages_exist():
     text = expanded[DOCS / "operations" / "causal_conv1d.md"]
     assert "`conv_state_indices` a part of a larger buffer" in text and "| forward | " in text and "31 at most" in text
     assert "](../benchmarks.md#causal-convolutions-on-a-cpu)" in text and "](benchmarks.md" not in text
-    text = expanded[DOCS / "adding-a-kernel.md"]  # which includes files
-    assert '\n```cpp title="rowscale.h"\n// ' in text and '\n```python title="plan.py"\n"""' in text and "__global__ void" in text
+    text = expanded[DOCS / "adding-an-operation.md"]  # which includes files
+    assert '\n```cpp title="rowscale.h"\n// ' in text and '\n```python title="form.py"\n"""' in text and "__global__ void" in text
 
 
 def test_a_table_or_section_that_does_not_exist_is_noticed():

@@ -1,6 +1,5 @@
 """The list of cases: it has every kind of kernels that is offered on an H100, and the first of each kind come first."""
 
-import importlib.util
 import pathlib
 
 import jax
@@ -11,8 +10,8 @@ import jaxext
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.kernel import KernelPlan
 from jaxext.benchmarks.problems import PROBLEMS
+from jaxext.core.contact import Contact
 from jaxext.verify import cases, contact_list
-from jaxext.verify.contact_list import Contact
 
 ROOT = pathlib.Path(__file__).parents[2]
 KERNELS = [name for name in contact_list.IMPLEMENTATIONS if name != "cuda" or not cuda_binding.missing()]
@@ -26,15 +25,10 @@ def found():
 
 
 def documented():
-    """The sample calls of the documentation."""
-    spec = importlib.util.spec_from_file_location("refusals", ROOT / "docs/refusals.py")
-    assert spec is not None and spec.loader is not None
-    refusals = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(refusals)
-    for page, calls in refusals.CALLS.items():
-        for title, (function, operands) in calls.items():
-            if operands[0].dtype not in (jnp.float64, jnp.complex64):
-                yield Contact(f"{page}: {title}", function, tuple(operands))
+    """The calls on pages of the documentation."""
+    for operation in contact_list.OPERATIONS:
+        for calls in contact_list.cases(operation).PAGES.values():
+            yield from (call for call in calls if call.operands[0].dtype not in (jnp.float64, jnp.complex64))
 
 
 def benchmarked():

@@ -10,6 +10,7 @@ import jaxext
 from jaxext.benchmarks import record
 from jaxext.cli import command, verify
 from jaxext.cli.terminal import Failure
+from jaxext.core.contact import Contact, arrays
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import Context
 from jaxext.verify import cases, contact_list, marks
@@ -27,7 +28,7 @@ for line in sys.stdin:
         told = {"event": "right", "errors": {"norm": 0.25, "worst": 0.5}, "graph": "held 1"}
     print(json.dumps(told), flush=True)
 """
-FOUR_AXES = contact_list.arrays((2, 4, 6, 6, 6, 6), (4, 4, 3, 3, 3, 3))
+FOUR_AXES = arrays((2, 4, 6, 6, 6, 6), (4, 4, 3, 3, 3, 3))
 HERE = Context("NVIDIA H100", 90, {"jax": "1"}, {"triton": environment.codes("cuda")["triton"]})
 
 
@@ -94,7 +95,7 @@ def test_events_are_in_the_cache_unless_a_file_is_named(run):
 
 def test_what_an_implementation_refuses_is_in_the_events(run, tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
-    monkeypatch.setattr(contact_list, "contacts", lambda: [contact_list.Contact("four axes", four_axes, FOUR_AXES), *cases_of_gram()])
+    monkeypatch.setattr(contact_list, "contacts", lambda: [Contact("four axes", four_axes, FOUR_AXES), *cases_of_gram()])
     assert run("--json", path)[0] == 0
     refused = [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == "refused"]
     assert [(event["implementation"], event["op"], event["reason"]) for event in refused if event["implementation"] == "triton"] == [

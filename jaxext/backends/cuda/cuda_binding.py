@@ -58,7 +58,7 @@ class Cuda(KernelImplementation):
 
 
 def refusal(target: str, fields: Mapping[str, Any], dtypes: Sequence[str | None], arch: int) -> str | None:
-    """Return the compiled module's reason why no kernel of a target (such as "gram") takes a problem with these fields, or None.
+    """Return the compiled module's reason why no kernel of a target takes a problem with these fields, or None.
 
     `dtypes` are those of the operands, of the result, and of a further operand that may be absent.
     """

@@ -1,3 +1,49 @@
-"""Rows times numbers."""
+"""Rows times numbers: the problems that the kernel takes, the configurations that are worth a try, and the launch."""
 
-from .plan import Config, Problem, candidates, launch, supports
+import dataclasses
+
+from ..checks import check
+from ..launch import MOST_PROGRAMS, Launch, cdiv, plain_launch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    name: str  # of the primitive
+    B: int
+    M: int
+    N: int
+    dtypes: tuple[str, ...]  # of x, scale and y
+    arch: int
+    device: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    block: int  # neighbours along N that a program computes, a power of two
+    num_warps: int = 4
+    splits: int = 1
+
+
+def supports(problem: Problem) -> str | None:
+    """Return the reason if no config fits the problem, or None."""
+    if problem.dtypes not in (("fp32", "fp32", "fp32"), ("bf16", "fp32", "bf16")):
+        return f"the dtypes are {', '.join(problem.dtypes)}, want fp32 or bf16 for x and the result, fp32 for scale"
+    return None if candidates(problem) else f"{problem.B * problem.M} rows are more than a grid has programs"
+
+
+def candidates(problem: Problem) -> list[Config]:
+    """The blocks that fit a grid.  The one with the fewest idle lanes is first, and of two the larger."""
+    configs = [Config(block=block) for block in (1024, 512, 256, 128)]
+    return sorted((c for c in configs if programs(problem, c) <= MOST_PROGRAMS), key=lambda c: programs(problem, c) * c.block)
+
+
+def programs(problem: Problem, config: Config) -> int:
+    return problem.B * problem.M * cdiv(problem.N, config.block)
+
+
+def launch(problem: Problem, config: Config) -> Launch:
+    """Return the launch; raises ValueError if the kernel does not support the problem."""
+    from . import kernel
+
+    check(problem, [supports(problem)])
+    return plain_launch(problem, config, kernel.rowscale, ("x", "scale"), (programs(problem, config),))

@@ -4,16 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxext import extend
-from jaxext.backends.triton.triton_rowscale import TritonRowscale
-
-
-def reference(x, scale):
-    return (x.astype(scale.dtype) * scale[None, :, None]).astype(x.dtype)
-
-
-rowscale = extend.operation("rowscale", reference, operands=dict(x="B M N", scale="M"), results=dict(y="B M N"))
-extend.register(rowscale, TritonRowscale())
+from jaxext.ops.rowscale import rowscale
 
 
 @pytest.mark.parametrize("rows", [0, 3])
@@ -21,5 +12,5 @@ extend.register(rowscale, TritonRowscale())
 def test_the_kernel_is_the_reference(dtype, rows):
     rng = np.random.default_rng(0)
     x, scale = rng.standard_normal((2, rows, 1100)).astype(jnp.dtype(dtype)), rng.standard_normal(rows).astype(np.float32)
-    y = rowscale(jnp.asarray(x), jnp.asarray(scale), implementation="triton_rowscale")
+    y = rowscale(jnp.asarray(x), jnp.asarray(scale), implementation="triton")
     np.testing.assert_array_equal(np.asarray(y), (x.astype(np.float32) * scale[:, None]).astype(x.dtype))

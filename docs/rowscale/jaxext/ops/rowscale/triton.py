@@ -1,13 +1,11 @@
-"""The implementation `triton` of rows times numbers (kernels/rowscale)."""
+"""The Triton kernel of rows times numbers (kernels/rowscale)."""
 
-from jaxext.backends.problems import DTYPES
+from jaxext.backends.fields import DTYPES
 from jaxext.backends.triton.triton_binding import TritonKernels
 from jaxext.kernels import rowscale
 
 
 class TritonRowscale(TritonKernels):
-    name = "triton_rowscale"
-
     def problem(self, call):
         dtypes = tuple(DTYPES.get(dtype.name, dtype.name) for dtype in (*call.dtypes.values(), call.dtype))
         sizes = {label: call.sizes[label] for label in "BMN"}

@@ -1,4 +1,4 @@
-"""Rows times numbers: the compiled kernel against numpy, and the operation around it."""
+"""Rows times numbers: the compiled CUDA kernel against numpy, and in programs."""
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,11 @@ from cuda_launches import INVALID, Case, ask
 from lowered import custom_calls
 
 import jaxext
-from jaxext import extend, testing
-from jaxext.backends.cuda.cuda_rowscale import CudaRowscale
+from jaxext.ops.rowscale import rowscale
 
 
 def reference(x, scale):
-    return (x.astype(scale.dtype) * scale[None, :, None]).astype(x.dtype)
-
-
-rowscale = extend.operation("rowscale", reference, operands=dict(x="B M N", scale="M"), results=dict(y="B M N"))
-extend.register(rowscale, CudaRowscale())
+    return (x.astype(scale.dtype) * scale[:, None]).astype(x.dtype)
 
 
 def call(dtype, lanes, B, M, N):
@@ -38,18 +33,17 @@ def test_the_kernel_is_the_reference(dtype, lanes, sizes):
 
 def test_what_is_refused():
     assert ask(call("float32", 4, 1, 2, 6).case) == (INVALID, "rowscale: no kernel for B=1 M=2 N=6 has lanes=4")
-    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda_rowscale"):
+    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda"):
         with pytest.raises(NotImplementedError, match="x is fp16, want fp32 or bf16"):
             jax.jit(rowscale).trace(jnp.ones((1, 2, 8), jnp.float16), jnp.ones(2, jnp.float32)).lower(lowering_platforms=("cuda",))
 
 
-def test_the_operation():
-    """The kernel is in its programs, mapped or differentiated, and every rule of JAX is the reference's."""
+def test_programs_call_the_kernel():
+    """Mapped or differentiated ones, too."""
     x, scale = jnp.ones((2, 4, 8), jnp.bfloat16), jnp.arange(4, dtype=jnp.float32)
     mapped, loss = jax.vmap(rowscale, (0, None)), lambda x, scale: jnp.square(rowscale(x, scale)).sum()
-    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda_rowscale"):
-        assert "cuda_rowscale rowscale, 8 lanes" in str(jaxext.explain(mapped, x[None], scale, platform="cuda"))
+    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda"):
+        assert "cuda rowscale, 8 lanes" in str(jaxext.explain(mapped, x[None], scale, platform="cuda"))
         for function, operands in [(rowscale, (x, scale)), (mapped, (x[None], scale)), (jax.value_and_grad(loss, (0, 1)), (x, scale))]:
             lowered = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",))
             assert custom_calls(lowered)["jaxext_rowscale_v1"] == 1
-    testing.check_op(rowscale, reference, (jnp.ones((4, 4, 4), jnp.float32), scale), show=False).raise_if_failed()

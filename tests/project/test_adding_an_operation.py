@@ -1,4 +1,4 @@
-"""The files of docs/adding-a-kernel.md, put into a copy of the sources, are a kernel that XLA, Python and the tools find.
+"""The files of docs/adding-an-operation.md, put into a copy of the sources, are an operation with kernels that JAX and all tools find.
 
 Needs nvcc, pybind11 and the folder in which jaxext was built; no GPU and no driver.
 """
@@ -23,7 +23,7 @@ from jaxext.backends.cuda import cuda_binding
 from jaxext.benchmarks import compiled_cuda, cuda_laws
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE, FILES = ROOT / "docs" / "adding-a-kernel.md", ROOT / "docs" / "rowscale"
+PAGE, FILES = ROOT / "docs" / "adding-an-operation.md", ROOT / "docs" / "rowscale"
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 LIBRARIES = sorted(ROOT.glob("build/*/libjaxext_kernels.a"), key=lambda path: path.stat().st_mtime)
 LACKING = cuda_binding.missing() or (not NVCC and "no nvcc here") or (not LIBRARIES and "jaxext was not built in this checkout")
@@ -41,7 +41,7 @@ def tree(tmp_path_factory):
     root = tmp_path_factory.mktemp("page") / "jaxext"
     mutations.copy(root)
     for path in files():
-        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
         assert not (root / path).exists(), f"{path} would take the place of another"
         shutil.copy(FILES / path, root / path)
     return root
@@ -94,14 +94,49 @@ def built(tree):
 
 
 def test_the_page_counts_its_files():
-    """The counts include the CHANGELOG, and the page shows each file."""
-    text, triton = PAGE.read_text(), [path for path in files() if {"kernels", "triton"} & {*path.parts}]
-    assert f"| a CUDA kernel | {len(files()) - len(triton) + 1} |" in text and f"| a Triton kernel | {len(triton) + 1} |" in text
+    """With the CHANGELOG, and for a kernel the form, which names it.  The page shows each file."""
+    text, triton, cuda = (
+        PAGE.read_text(),
+        *(
+            [path for path in files() if {*folders} & {*path.parts} or path.name == name]
+            for name, *folders in (("triton.py", "kernels"), ("cuda.py", "csrc", "ptx"))
+        ),
+    )
+    operation = {*files()} - {*triton, *cuda}
+    for what, count in (
+        ("an operation", len(operation) + 1),
+        ("a Triton kernel for it", len(triton) + 2),
+        ("a CUDA kernel for it", len(cuda) + 2),
+    ):
+        assert f"| {what} | {count} |" in text
     assert {pathlib.Path(path) for path in re.findall(r"\]\(rowscale/(\S+)\) <!-- include -->", text)} == {*files()}
 
 
 def test_the_files_lie_where_the_design_wants_them(tree):
     assert {*test_layering.breaches(tree)} <= {*test_layering.breaches(ROOT)} and test_layering.included(tree) == test_layering.INCLUDED
+
+
+@pytest.mark.slow
+def test_the_operation_has_the_rules_of_jax(tree):
+    assert passed(tree, "tests/ops/test_rowscale.py") == 4
+
+
+@pytest.mark.slow
+def test_tools_find_the_operation(tree):
+    """By its folder: `verify` its calls, and the report of compiled kernels its programs."""
+    pytest.importorskip("jax_triton")
+    code = """
+import json, jaxext
+from jaxext.benchmarks import compiled
+from jaxext.verify import cases, contact_list
+with jaxext.use_target("sm_90a"):
+    found, _ = cases.listed(contact_list.contacts(), "cuda", ["triton"])
+print(json.dumps([[case.key for case in found if case.family == "rowscale"], [each.kernel for each in compiled.programs("rowscale")]]))
+"""
+    verified, compiled = json.loads(python(tree, "-c", code))
+    assert {*verified} == {f"triton rowscale rowscale {dtypes},ieee" for dtypes in ("bf16xfp32->bf16", "fp32")} and {*compiled} == {
+        "rowscale"
+    }
 
 
 @needs_cuda
@@ -124,8 +159,8 @@ print(json.dumps([len(schema), schema["rowscale"], list(handlers["jaxext_rowscal
 @needs_cuda
 @pytest.mark.slow
 def test_its_tests_pass(built):
-    """They are refusals, `explain`, the custom call, the rules of JAX, and the PTX against numpy."""
-    assert passed(built, "tests/ptx/test_rowscale.py") == 10
+    """They are refusals, `explain`, the custom call, and the PTX against numpy."""
+    assert passed(built, "tests/ptx/test_cuda_rowscale.py") == 10
 
 
 @needs_cuda
@@ -153,11 +188,11 @@ def test_the_triton_kernel_compiles_for_hopper(tree):
     pytest.importorskip("jax_triton")
     code = """
 import jax, jaxext, lowered
-from test_triton_rowscale import rowscale
-with jaxext.use_target("sm_90a"), jaxext.use_implementation("triton_rowscale"):
+from jaxext.ops.rowscale import rowscale
+with jaxext.use_target("sm_90a"), jaxext.use_implementation("triton"):
     for dtype in ("float32", "bfloat16"):
         program = jax.jit(rowscale).trace(lowered.struct(2, 3, 1100, dtype=dtype), lowered.struct(3, dtype="float32"))
         print(*lowered.custom_calls(program.lower(lowering_platforms=("cuda",))))
 """
-    found = python(tree, "-c", code, path=("tests", "tests/kernels"), XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    found = python(tree, "-c", code, path=("tests",), XLA_FLAGS="--xla_force_host_platform_device_count=8")
     assert {*found.split()} <= {"triton_kernel_call", "triton_kernel_call_ffi"} and len(found.split()) == 2

@@ -1,11 +1,11 @@
-"""The implementation `cuda` of rows times numbers (csrc/rowscale)."""
+"""The CUDA kernel of rows times numbers (csrc/rowscale)."""
 
 import dataclasses
 import functools
 
 from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, config_of, fields_named, not_compiled_for, refusal
+from jaxext.backends.fields import DTYPES
 from jaxext.backends.kernel import KernelCall
-from jaxext.backends.problems import DTYPES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,6 @@ class RowscaleConfig:
 
 
 class CudaRowscale(Cuda):
-    name = "cuda_rowscale"
     kernel_family = "rowscale"
     custom_calls = ("jaxext_rowscale_v1",)
 

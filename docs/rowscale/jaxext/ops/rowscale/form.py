@@ -1,0 +1,46 @@
+"""Rows times numbers:  y[b,m,n] = x[b,m,n] scale[m]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxext.core.by_reference import Declaration, Keywords, Reference
+from jaxext.core.checks import checked, refuse_shape
+from jaxext.core.family import Family, declare
+from jaxext.lax.dispatch import compiled
+from jaxext.ops.rowscale.cuda import CudaRowscale
+from jaxext.ops.rowscale.triton import TritonRowscale
+
+
+def _reference(x, scale):
+    return ((x.astype(scale.dtype) * scale[None, :, None]).astype(x.dtype),)
+
+
+MATRICES = ("B", "M", "N")
+FAMILY = declare(Family("rowscale", twin=None, names="rowscale"), CudaRowscale(), TritonRowscale(), Reference())
+OPERATION = Declaration("rowscale", _reference, inputs={"x": MATRICES, "scale": ("M",)}, results={"y": MATRICES}).operation
+
+
+def rowscale(name: str, x: Any, scale: Any, *, implementation: str | None) -> jax.Array:
+    x, scale = checked(name, {"x": x, "scale": scale}).values()
+    if x.ndim < 2:
+        raise TypeError(f"{name}: x has the shape {x.shape}, want (..., M, N)")
+    refuse_shape(name, "scale", scale, x.shape[-2:-1], "a number for each row")
+    return compiled(_bound, (), FAMILY, implementation, (x, scale), {}, name=name)
+
+
+def _bound(x: jax.Array, scale: jax.Array, *, implementation) -> jax.Array:
+    rank = {"B": x.ndim - 2}
+    return OPERATION.bind(
+        {"x": x, "scale": scale},
+        wanted=("y",),
+        ranks=tuple(rank.get(label, 1) for label in OPERATION.free),
+        window=None,
+        dtypes=(x.dtype,),
+        precision=None,
+        static=Keywords(()),
+        implementation=implementation,
+        out_sharding=None,
+    )["y"]
