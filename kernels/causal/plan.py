@@ -32,7 +32,7 @@ class Config:
     num_warps: int
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if problem.J > (most := MOST_TAPS[problem.role]):
         return f"{problem.J} taps, its {problem.role} takes {most} at most"
@@ -133,7 +133,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
-    yield supports(problem)
+    yield refuses(problem)
     yield wrong_field(config, {"tile_c": 1, "strips": 1}, ("strip", "splits"))
     if problem.role == "forward" and config.splits != 1:
         yield f"splits is {config.splits}, want 1 for the role forward"

@@ -143,7 +143,7 @@ class CudaCausal(Cuda):
     def problem(self, call):
         return causal_problem(call, call.arch or 0)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         return refused(problem) or not_compiled_for(problem.arch)
 
     def slower(self, call):

@@ -1,3 +1,3 @@
 """Rows times numbers."""
 
-from .plan import Config, Problem, candidates, launch, supports
+from .plan import Config, Problem, candidates, launch, refuses
