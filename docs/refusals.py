@@ -131,12 +131,12 @@ CALLS = {
             arrays((4096, 4096), (4096, 2, 4096)),
         ),
         "conv_bias_act, 3x3, relu, bfloat16": (
-            lambda x, w, b: jaxext.conv_bias_act(x, w, b, (1, 1), "SAME", dimension_numbers=NHWC, activation="relu"),
+            lambda x, w, b: jaxext.conv_bias_act(x, w, (1, 1), "SAME", dimension_numbers=NHWC, bias=b, activation="relu"),
             arrays(IMAGES, FILTERS, (64,)),
         ),
         "conv_bias_act, depthwise 7x7, silu, bfloat16": (
             lambda x, w, b: jaxext.conv_bias_act(
-                x, w, b, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=64, activation="silu"
+                x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=64, bias=b, activation="silu"
             ),
             arrays(IMAGES, (7, 7, 1, 64), (64,)),
         ),

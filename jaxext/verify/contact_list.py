@@ -172,7 +172,7 @@ def _linear(activation: str | None, residual: bool = False):
 
 def _biased(groups: int, activation: str | None):
     how = dict(dimension_numbers=_LAYOUTS[2], feature_group_count=groups, activation=activation)
-    return lambda x, w, b: jaxext.conv_bias_act(x, w, b, (1, 1), "SAME", **how)  # type: ignore[arg-type]
+    return lambda x, w, b: jaxext.conv_bias_act(x, w, (1, 1), "SAME", bias=b, **how)  # type: ignore[arg-type]
 
 
 def _gated(activation: str):

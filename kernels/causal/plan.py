@@ -37,7 +37,7 @@ def refuses(problem: Problem) -> str | None:
     if problem.J > (most := MOST_TAPS[problem.role]):
         return f"{problem.J} taps, its {problem.role} takes {most} at most"
     dtypes = (*problem.dtypes, problem.epilogue.bias, problem.state)
-    for name, dtype in zip(("x", "weight", "y", "bias", "state"), dtypes, strict=True):
+    for name, dtype in zip(("x", "w", "y", "bias", "state"), dtypes, strict=True):
         if dtype is not None and dtype not in FLOATS:
             return f"{name} is {dtype}, it takes {', '.join(FLOATS)}"
     if problem.epilogue.activation not in (None, *ACTIVATIONS):
@@ -123,7 +123,7 @@ def launch(problem: Problem, config: Config) -> Launch:
         "seq_idx": problem.idx,
         "idx_of_states": problem.idx_of_states,
     }
-    operands = ("x", "weight", *(name if there else "x" for name, there in given.items()))
+    operands = ("x", "w", *(name if there else "x" for name, there in given.items()))
     backward = problem.role == "backward"
     further = given["bias"] + given["initial_states"]
     absent = {name: None for name in ("third_ptr", "fourth_ptr")[further:] if backward}

@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "ragged numbers": (lambda: jaxext.ragged_dot_general(A, A, A, A), "ragged_dot_dimension_numbers is float32[50,40], want"),
     "an activation": (lambda: jaxext.linear(A, A.T, activation=A), "activation is float32[50,40], want"),
     "a sharding": (lambda: jaxext.linear(A, A.T, out_sharding=A), "out_sharding is float32[50,40], want"),
-    "a weight": (lambda: jaxext.quantized_matmul(A, (A, A)), "weight is (float32[50,40], float32[50,40]), want"),
+    "a weight": (lambda: jaxext.quantized_matmul(A, (A, A)), "w is (float32[50,40], float32[50,40]), want"),
     "bits": (lambda: jaxext.quantize(A, A), "bits is float32[50,40], want"),
     "a group": (lambda: jaxext.quantize(A, 8, A), "group is float32[50,40], want"),
     "steps": (lambda: jaxext.newton_schulz(A, A), "steps is float32[50,40], want"),
