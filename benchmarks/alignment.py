@@ -90,7 +90,7 @@ def _rows(problem) -> dict[str, int]:
 
 def _of_causal(problem, launch) -> list[str]:
     x, w, y = problem.dtypes
-    of_slot = {"x": x, "weight": w, "bias": problem.epilogue.bias, "initial_states": problem.state, "d_y": y}
+    of_slot = {"x": x, "w": w, "bias": problem.epilogue.bias, "initial_states": problem.state, "d_y": y}
     of_slot |= {"seq_idx": "i32", "idx_of_states": "i32"}
     results = [y] if problem.role == "forward" else [x, w, *filter(None, (problem.epilogue.bias, problem.state))]
     partial = launch.splits > 1

@@ -72,7 +72,7 @@ def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (),
             continue
         for role, numbers, arch in itertools.product(case.products, case.numbers, archs or (ARCHS if sweep else (90,))):
             problem = case.problem(role, numbers, arch)
-            if module.supports(problem) is None:
+            if module.refuses(problem) is None:
                 pick = module.candidates(problem)[0]
                 for config in module.candidates(problem) if sweep else [pick]:
                     yield Program(case.kernel, case.name, numbers, problem, config, config == pick)

@@ -60,7 +60,7 @@ def predictions(tag: str = "", arch: int = 90, device: str = "") -> Iterator[tup
 
 
 def _takes(kind, asked) -> bool:
-    return not (kind.name == "cuda" and missing()) and kind().refuses(asked) is None
+    return not (kind.name == "cuda" and missing()) and kind().refuses_problem(asked) is None
 
 
 def _microseconds(asked, implementation) -> float:

@@ -122,7 +122,7 @@ SUBJECTS = [
     *ours("gated_linear_unit", 'gated_linear_unit(x, w, activation="silu", out_sharding=out_sharding)', (8, 4, 8), (8, 2, 8)),
     *ours(
         "conv_bias_act",
-        f'conv_bias_act(x, w, bias, {_PLAIN}, activation="silu", out_sharding=out_sharding)',
+        f'conv_bias_act(x, w, {_PLAIN}, bias=bias, activation="silu", out_sharding=out_sharding)',
         *((8, 8, 8, 8), (3, 3, 8, 8), (8,)),
         parameters="x, w, bias",
         gathered=((1, 2), (0, 1), (), (1, 2)),

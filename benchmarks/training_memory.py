@@ -44,7 +44,7 @@ def convnext(fused: bool, x, weights):
     filter, bias, *of_mlp = weights
     static: Any = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, feature_group_count=x.shape[-1])
     if fused:
-        y = jaxext.conv_bias_act(x, filter, bias, **static)
+        y = jaxext.conv_bias_act(x, filter, **static, bias=bias)
     else:
         y = _bias(lax.conv_general_dilated(x, filter, **static), bias)
     w1, b1, w2, b2 = of_mlp

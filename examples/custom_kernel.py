@@ -101,7 +101,7 @@ class Ffi(extend.Implementation):
     name = "custom_ffi"
     version = version("custom_kernel.cc")
 
-    def supports(self, call):
+    def refuses(self, call):
         return extend.no_kernel(call, "cpu") or wrong_dtype(call) or compiled()
 
     def run(self, call, config, operands):
@@ -136,7 +136,7 @@ class Triton(extend.Implementation):
     name = "custom_triton"
     version = version("custom_kernel_triton.py")
 
-    def supports(self, call):
+    def refuses(self, call):
         if reason := extend.no_kernel(call, "cuda") or wrong_dtype(call):
             return reason
         if any(math.prod(call.sizes[label] for label in labels) >= 2**31 for labels in call.labels.values()):
@@ -227,7 +227,7 @@ class CrossEntropy(extend.Implementation):
 class CrossEntropyFfi(CrossEntropy):
     name, version = "custom_ffi", Ffi.version
 
-    def supports(self, call):
+    def refuses(self, call):
         return extend.no_kernel(call, "cpu") or wrong_dtype(call) or compiled()
 
     def called(self, call, which, arrays, kinds):
@@ -237,7 +237,7 @@ class CrossEntropyFfi(CrossEntropy):
 class CrossEntropyTriton(CrossEntropy):
     name, version = "custom_triton", Triton.version
 
-    def supports(self, call):
+    def refuses(self, call):
         return extend.no_kernel(call, "cuda") or wrong_dtype(call) or ("nothing to launch" if call.empty else without_triton())
 
     def called(self, call, which, arrays, kinds):

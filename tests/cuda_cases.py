@@ -56,7 +56,7 @@ def shapes_of(target: str, attributes: Mapping[str, Any]) -> dict[str, tuple[int
             shapes, result = dict(x=(a.B, a.M, a.K), q=(a.B, a.K, bytes), scale=(a.B, a.S, a.N), y=(a.B, a.M, a.N)), "y"
         case _:
             x, state, sums = (a.B, a.T, a.C), (a.B, a.J - 1, a.C), (a.splits, a.J + a.bias, a.C)
-            operands = dict(x=x, weight=(a.J, a.C), bias=(a.C,), initial_states=state, seq_idx=x[:2], idx_of_states=state[:2], d_y=x)
+            operands = dict(x=x, w=(a.J, a.C), bias=(a.C,), initial_states=state, seq_idx=x[:2], idx_of_states=state[:2], d_y=x)
             return operands | dict(first=x, sums=sums, d_initial_states=state)
     return shapes | {result: (a.splits, *shapes[result])} if a.splits > 1 else shapes
 
@@ -187,7 +187,7 @@ def conv(row, p, config, epilogue=None, result=None):
 
 
 def causal(problem, config):
-    x, weight, _ = (LONG[dtype] for dtype in problem.dtypes)
+    x, w, _ = (LONG[dtype] for dtype in problem.dtypes)
     bias, backward = problem.epilogue.bias, problem.role == "backward"
     added = [("bias", bias, LONG.get(bias, "")), ("initial_states", problem.state, x)]
     added += [("seq_idx", problem.idx, "int32"), ("idx_of_states", problem.idx_of_states, "int32")]
@@ -195,7 +195,7 @@ def causal(problem, config):
     sums = {"sums": "float32"} | ({"d_initial_states": x} if problem.state else {})
     attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in present) for name, *_ in added}
     attributes["activation"], _ = numbers_of(problem.epilogue)
-    operands: dict[str, Any] = {"x": x, "weight": weight, **present} | ({"d_y": x} if backward else {})
+    operands: dict[str, Any] = {"x": x, "w": w, **present} | ({"d_y": x} if backward else {})
     return _case("causal_conv1d_backward" if backward else "causal_conv1d", attributes, operands, {"first": x} | (sums if backward else {}))
 
 

@@ -167,13 +167,13 @@ def linear(draw) -> Call:
     act, function, smooth = activation(draw, both)
     wanted, result = preferred(draw, both)
     operands = {"x": Operand(shape=(*front, k), dtype=x)}
-    operands["weights" if gated else "w"] = Operand(shape=(k, 2, n) if gated else (k, n), dtype=w)
+    operands["w"] = Operand(shape=(k, 2, n) if gated else (k, n), dtype=w)
     if not gated:
         operands |= optional(draw, bias=Operand(shape=(n,), dtype=w), residual=Operand(shape=(*front, n), dtype=x))
 
     def truth(of):
         if gated:
-            return (function(of["x"] @ of["weights"][:, 0]) * (of["x"] @ of["weights"][:, 1]),)
+            return (function(of["x"] @ of["w"][:, 0]) * (of["x"] @ of["w"][:, 1]),)
         return (function(of["x"] @ of["w"] + of.get("bias", 0)) + of.get("residual", 0),)
 
     op, said = "gated_linear_unit" if gated else "linear", act | wanted | keywords(draw)
@@ -188,18 +188,18 @@ def conv_bias_act(draw) -> Call:
     dtype = draw.weighted(REAL)
     act, function, smooth = activation(draw, dtype)
     channels = form._layout("y")[1]
-    operands = {"lhs": Operand(shape=form.x, dtype=dtype), "rhs": Operand(shape=form.w, dtype=dtype)}
+    operands = {"x": Operand(shape=form.x, dtype=dtype), "w": Operand(shape=form.w, dtype=dtype)}
     operands |= optional(draw, bias=Operand(shape=(form.output[channels],), dtype=dtype), residual=Operand(shape=form.output, dtype=dtype))
 
     def truth(of):
         bias = of["bias"].reshape([-1 if i == channels else 1 for i in range(len(form.x))]) if "bias" in of else 0
-        return (function(form.y(of["lhs"], of["rhs"]) + bias) + of.get("residual", 0),)
+        return (function(form.y(of["x"], of["w"]) + bias) + of.get("residual", 0),)
 
     def run(module, of):
-        return (module.conv_bias_act(of["lhs"], of["rhs"], of.get("bias"), residual=of.get("residual"), **said, **act),)
+        return (module.conv_bias_act(of["x"], of["w"], **said, bias=of.get("bias"), residual=of.get("residual"), **act),)
 
     def namesake(of):
-        return lax.conv_general_dilated(of["lhs"], of["rhs"], **said)
+        return lax.conv_general_dilated(of["x"], of["w"], **said)
 
     made: dict[str, Any] = dict(op="conv_bias_act", operands=operands, results=(dtype,), said=said | act, smooth=smooth)
     return Call(run=run, truth=truth, namesake=namesake, **made)
@@ -297,13 +297,13 @@ def ragged_linear(draw) -> Call:
     act, function, smooth = activation(draw, both)
     wanted, result = preferred(draw, both)
     operands = {"x": Operand(shape=(rows, k), dtype=x)}
-    operands["weights" if gated else "w"] = Operand(shape=(groups, k, 2, n) if gated else (groups, k, n), dtype=w)
+    operands["w"] = Operand(shape=(groups, k, 2, n) if gated else (groups, k, n), dtype=w)
     operands["group_sizes"] = group_sizes(draw, groups, rows)
     added = dict(bias=Operand(shape=(groups, n), dtype=w), row_scale=Operand(shape=(rows,), dtype=x))
     operands |= {name: of for name, of in optional(draw, **added).items() if not (gated and name == "bias")}
 
     def truth(of):
-        y, numbers = of_groups(of["x"], of["weights" if gated else "w"], of["group_sizes"])
+        y, numbers = of_groups(of["x"], of["w"], of["group_sizes"])
         inside = ((numbers >= 0) & (numbers < groups))[:, None]
         if "bias" in of and groups:
             y = y + of["bias"][np.clip(numbers, 0, groups - 1)]
@@ -321,7 +321,7 @@ def causal_conv1d(draw) -> Call:
     front, steps, channels, taps = lead(draw), size(draw), size(draw), draw.choice([1, 2, 3, 4, 4, 6])
     x, w, _ = dtypes(draw, REAL)
     act, function, smooth = activation(draw, x)
-    operands = {"x": Operand(shape=(*front, steps, channels), dtype=x), "weight": Operand(shape=(taps, channels), dtype=w)}
+    operands = {"x": Operand(shape=(*front, steps, channels), dtype=x), "w": Operand(shape=(taps, channels), dtype=w)}
     operands |= optional(draw, bias=Operand(shape=(channels,), dtype=w))
     said = dict(act)
     if draw.chance(30):
@@ -333,7 +333,7 @@ def causal_conv1d(draw) -> Call:
 
     def truth(of):
         before = of.get("initial_states", np.zeros((*front, taps - 1, channels)))
-        y, last = causal(before, of["x"], of["weight"], of.get("bias", 0), function, of.get("seq_idx"))
+        y, last = causal(before, of["x"], of["w"], of.get("bias", 0), function, of.get("seq_idx"))
         return (y, last) if "return_final_states" in said else (y,)
 
     results = (x, x) if "return_final_states" in said else (x,)
@@ -365,7 +365,7 @@ def causal_conv1d_update(draw) -> Call:
     operands = {
         "x": Operand(shape=(*front, *(() if steps is None else (steps,)), channels), dtype=x),
         "conv_state": Operand(shape=(*rows, length, channels), dtype=x),
-        "weight": Operand(shape=(taps, channels), dtype=w),
+        "w": Operand(shape=(taps, channels), dtype=w),
     }
     operands |= optional(draw, bias=Operand(shape=(channels,), dtype=w))
     if circle:
@@ -387,7 +387,7 @@ def causal_conv1d_update(draw) -> Call:
                 continue
             state, count = of["conv_state"][row], int(of["cache_seqlens"][at].real) if circle else length
             order = (np.arange(length) + count) % max(length, 1)  # the oldest first
-            y[at], _ = causal(state[order][length - taps + 1 :], given[at], of["weight"], of.get("bias", 0), function)
+            y[at], _ = causal(state[order][length - taps + 1 :], given[at], of["w"], of.get("bias", 0), function)
             if not circle:
                 new[row] = np.concatenate([state, given[at]])[len(given[at]) :]
             for i, step in enumerate(given[at] if circle else ()):

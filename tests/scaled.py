@@ -26,10 +26,10 @@ class ScaledXla(Implementation):
 
     name, version = "xla", "1"
 
-    def supports(self, call: Call) -> str | None:
+    def refuses(self, call: Call) -> str | None:
         return None
 
-    def gains(self, call: Call) -> str | None:
+    def not_preferred(self, call: Call) -> str | None:
         return None
 
     def run(self, call, config, operands):

@@ -23,7 +23,7 @@ class Config:
     block: int  # rows, columns and depth of a tile
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     return None if problem.dtype == "fp32" else f"the operands are {problem.dtype}, want fp32"
 
 

@@ -66,7 +66,7 @@ class KernelImplementation(Implementation, abc.ABC):
         if call.operation is not None and not self.epilogues:
             return "its kernels fuse no epilogue"
         problem = self.problem(call)
-        reason = problem if isinstance(problem, str) else self.refuses(problem)
+        reason = problem if isinstance(problem, str) else self.refuses_problem(problem)
         return reason or KernelPlan(self, call, problem)
 
     def code(self, platform: str) -> str:
@@ -81,8 +81,8 @@ class KernelImplementation(Implementation, abc.ABC):
         """The call as a kernel's problem, or (a string) the reason why it is not one."""
 
     @abc.abstractmethod
-    def refuses(self, problem: Any) -> str | None:
-        """Why no kernel supports the problem, or None."""
+    def refuses_problem(self, problem: Any) -> str | None:
+        """The reason why no kernel takes the problem, or None."""
 
     def multiplied(self, problem: Any) -> str:
         """How float32 factors of a supported problem are multiplied, by its name in kernels."""
@@ -130,7 +130,7 @@ class KernelPlan(Plan):
     def configs(self) -> Sequence[Any]:
         return (ZEROS,) if self.call.empty else self.implementation.configs(self.problem)
 
-    def gains(self) -> str | None:
+    def not_preferred(self) -> str | None:
         if self.call.splitter is Splitter.LATER:
             return EXPORTED
         return self.implementation.slower(self.call) or self._small() or self._unverified()

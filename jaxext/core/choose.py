@@ -1,9 +1,9 @@
 """Chooses the implementation of a call: a pure function of static facts.
 
-Each implementation plans the call or refuses.  `choose` prefers the first plan, in the family's order, that is expected to gain.  The order
-ends with `xla`, which always plans and gains.  If the call was measured (`Measurement`), the fastest candidate is taken instead, unless it
-ties with the preferred one: the ranges of their times overlap.  If the user names an implementation, no other is considered.  Nothing is
-timed here, and no input differs between the processes of a run, so all processes choose alike.
+Each implementation plans the call or refuses.  `choose` prefers the first plan, in the family's order, whose `not_preferred` has no reason
+against it.  The order ends with `xla`, which always plans and has none.  If the call was measured (`Measurement`), the fastest candidate is
+taken instead, unless it ties with the preferred one: the ranges of their times overlap.  If the user names an implementation, no other is
+considered.  Nothing is timed here, and no input differs between the processes of a run, so all processes choose alike.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def faster(one: Measurement, other: Measurement) -> bool:
 
 
 def _by_preference(named: str | None, plans: Mapping[str, Plan], refused: Mapping[str, str]) -> Choice:
-    """The first that gains and does not yield; if that is the last, xla, the first of those that gain and yield, if there is one."""
+    """The first that is preferred and does not yield; if that is the last, xla, the first that is preferred and yields, if there is one."""
     chosen = second = None
     refusals = dict(refused)
     for number, (name, plan) in enumerate(plans.items(), start=1):
-        if reason := None if named else plan.only_if_named or plan.gains():
+        if reason := None if named else plan.only_if_named or plan.not_preferred():
             refusals[name] = reason
         elif not named and plan.yields():
             second = second or name

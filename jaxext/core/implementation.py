@@ -29,22 +29,17 @@ class Algorithm:
     algorithm: str
 
 
-# What None means as an answer to a question, and what a reason says.
-MEANING = {"supports": "computes the call", "gains": "may be used unless another one is named"}
-REFUSING = {"supports": "why it does not compute the call", "gains": "why others are preferred"}
-
-
 class Implementation:
-    """Base class of implementations.  Derive from it, define `supports` and `run`, and `register` an instance.
+    """Base class of implementations.  Derive from it, define `refuses` and `run`, and `register` an instance.
 
     It is asked at lowering, for one device's part of the product.  The answer may depend only on the `Call` and on installed software,
     which must be the same in every process.  A call has one open slot (`call.open`), computed from the other two: y for the operation
     itself, x and w for its gradients.  If it refuses, the next one is asked; if it was named, NotImplementedError gives its reason.
 
-    `plan` calls `supports`, and makes a `Plan` of the other methods.  Override `plan` itself if these would repeat work.
+    `plan` calls `refuses`, and makes a `Plan` of the other methods.  Override `plan` itself if these would repeat work.
 
-    Register an FFI target (`jax.ffi.register_ffi_target`) together with the implementation, not in `supports`: JAX loads cached programs
-    without calling `supports`.
+    Register an FFI target (`jax.ffi.register_ffi_target`) together with the implementation, not in `refuses`: JAX loads cached programs
+    without calling `refuses`.
 
     Attributes:
       name: its name for `implementation=` and `jaxext.use_implementation`: an identifier that jaxext does not use.
@@ -56,7 +51,7 @@ class Implementation:
     Examples:
       >>> class Einsum(Implementation):
       ...     name, version = "einsum", "1"
-      ...     def supports(self, call):
+      ...     def refuses(self, call):
       ...         return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
       ...     def run(self, call, config, operands):
       ...         letters = {slot: "".join(labels) for slot, labels in call.labels.items()}  # one letter each
@@ -72,12 +67,12 @@ class Implementation:
     custom_calls: Sequence[str] = ()
     rows_by_config: bool = False
 
-    def supports(self, call: Call) -> str | None:
-        """None if it computes the call, or the reason why not, a str.  `no_kernel` gives the reasons that hold for any kernel."""
+    def refuses(self, call: Call) -> str | None:
+        """The reason why it does not compute the call, or None.  `no_kernel` gives the reasons that hold for any kernel."""
         raise NotImplementedError
 
-    def gains(self, call: Call) -> str | None:
-        """None, or the reason for leaving a supported call to others unless this one is named.  The default refuses exported programs.
+    def not_preferred(self, call: Call) -> str | None:
+        """The reason why others are preferred unless this one is named, or None.  The default is a reason in exported programs.
 
         jax exports a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
         `disabled_checks`; `jaxext.export_disabled_checks()` returns those of all `custom_calls`.
@@ -113,7 +108,7 @@ class Implementation:
 
     def plan(self, call: Call) -> Plan | str:
         """How the call would be computed, or the reason for refusing it."""
-        return self._answer(call, "supports") or Plan(self, call)
+        return self._reason("refuses", call) or Plan(self, call)
 
     def code(self, platform: str) -> str:
         """A word that identifies its code for the platform.
@@ -130,12 +125,11 @@ class Implementation:
         except (OSError, TypeError) as error:
             raise ValueError(f"register: {self.name} lies in no file, so it must have a `version` ({error})") from None
 
-    def _answer(self, call: Call, question: str) -> str | None:
-        """The answer of `supports` or `gains`, with its type checked."""
-        reason = getattr(self, question)(call)
+    def _reason(self, method: str, call: Call) -> str | None:
+        """The answer of `refuses` or `not_preferred`, with its type checked."""
+        reason = getattr(self, method)(call)
         if reason is not None and not (isinstance(reason, str) and reason):
-            want = f"want None or a reason: None if it {MEANING[question]}, else a str that says {REFUSING[question]}"
-            raise TypeError(f"{call.op}: `{question}` of implementation {self.name!r} gave {told(reason)}, {want}")
+            raise TypeError(f"{call.op}: `{method}` of implementation {self.name!r} gave {told(reason)}, want the reason, a str, or None")
         return reason
 
     def planned(self, call: Call) -> Plan | str:
@@ -147,12 +141,12 @@ class Implementation:
 
 
 class Definition(Implementation):
-    """An implementation that defines the result: it supports every call, and is taken if all before it refuse or gain nothing."""
+    """An implementation that defines the result: it supports every call, and is taken if all before it refuse or are not preferred."""
 
-    def supports(self, call: Call) -> str | None:
+    def refuses(self, call: Call) -> str | None:
         return None
 
-    def gains(self, call: Call) -> str | None:
+    def not_preferred(self, call: Call) -> str | None:
         return None
 
     def multiplies(self, call: Call) -> str:
@@ -182,12 +176,12 @@ class Plan:
             )
         return found
 
-    def gains(self) -> str | None:
-        """None, or the reason for preferring the implementations after it unless this one is named."""
-        return self.implementation._answer(self.call, "gains")
+    def not_preferred(self) -> str | None:
+        """The reason why the implementations after it are preferred unless this one is named, or None."""
+        return self.implementation._reason("not_preferred", self.call)
 
     def yields(self) -> bool:
-        """Return whether an implementation after it is expected to be faster, so that it is taken only if none of them gains."""
+        """Return whether an implementation after it is expected to be faster, so that it is taken only if none of them is preferred."""
         return False
 
     def fails(self, config: Any) -> str | None:

@@ -180,8 +180,8 @@ def _as_tuple(reference: Callable[..., Any]) -> Callable[..., tuple]:
 def register(operation: Bilinear | Declared | str, implementation: Implementation, *, replace: bool = False) -> None:
     """Add an implementation to an operation, in front of those that it has.
 
-    Calls can then name it.  Calls without a name and without measurements ask it first, and use it if it `supports` the call and `gains`
-    has no objection.  It stays registered until the process ends: register at import, in every process of a run.  If the operation was
+    Calls can then name it.  Calls without a name and without measurements ask it first, and use it unless `refuses` or `not_preferred`
+    gives a reason.  It stays registered until the process ends: register at import, in every process of a run.  If the operation was
     traced before, jax forgets all programs of the process (`jax.clear_caches`) and compiles them anew, so that later calls have it.
     Programs that you hold yourself (`jit(f).lower(...).compile()`) do not change, nor do those that `jax.export` has stored.
 
@@ -192,8 +192,8 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
       replace: whether it takes the place of yours of the same name, if there is one: so a cell of a notebook can run again.
 
     Raises:
-      TypeError: `implementation` is not an instance, lacks a method, holds or closes over a traced value, or its `supports` or `gains` says
-        that it returns something other than None or a reason.
+      TypeError: `implementation` is not an instance, lacks a method, has an attribute of another type, or holds or
+        closes over a traced value.
       ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
     """
     if not isinstance(implementation, Implementation):

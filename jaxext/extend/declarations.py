@@ -22,7 +22,7 @@ from jaxext._told import told
 from jaxext.core.by_reference import Declaration, Keywords
 from jaxext.core.family import families
 from jaxext.core.form import Form, owner
-from jaxext.core.implementation import REFUSING, Implementation
+from jaxext.core.implementation import Implementation
 from jaxext.core.labelled import Labelled
 
 Labels = tuple[str, ...]
@@ -143,15 +143,12 @@ def _words(function: str, name: str, array: str, text: str) -> Labels:
 
 
 def refuse_implementation(implementation: Implementation) -> None:
-    """Raise if an implementation lacks a method, or says itself that its answers or attributes are of other types."""
+    """Raise if an implementation lacks a method, or an attribute is of another type."""
     cls, name = type(implementation), implementation.name
     if cls.plan is Implementation.plan:
-        for question in ("supports", "run"):
-            if getattr(cls, question) is getattr(Implementation, question):
-                raise TypeError(f"register: {name} has no method `{question}`, want it, or `plan`")
-    for question in ("supports", "gains"):
-        if getattr(getattr(implementation, question), "__annotations__", {}).get("return") in (bool, "bool"):
-            raise TypeError(f"register: `{question}` of {name} returns a bool, want None, or the reason {REFUSING[question]}, a str")
+        for method in ("refuses", "run"):
+            if getattr(cls, method) is getattr(Implementation, method):
+                raise TypeError(f"register: {name} has no method `{method}`, want it, or `plan`")
     targets = implementation.custom_calls
     if isinstance(targets, str) or not all(isinstance(target, str) for target in targets):
         raise TypeError(f"register: custom_calls of {name} is {told(targets)}, want a sequence of str")

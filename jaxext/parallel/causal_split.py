@@ -54,7 +54,7 @@ def causal_conv1d(
     """
     name = "causal_conv1d"
     devices_along(axis_name, f"{name}: axis_name")
-    arrays = {"x": x, "weight": weight} | checks.given(bias=bias, seq_idx=seq_idx)
+    arrays = {"x": x, "w": weight} | checks.given(bias=bias, seq_idx=seq_idx)
 
     def of_part(**states):
         return causal.convolution(name, arrays | states, activation, return_final_states=False, implementation=implementation)

@@ -82,11 +82,11 @@ class StandIn(extend.Implementation):
     def __init__(self, name: str, plant: Callable[[np.ndarray], np.ndarray]):
         self.name, self._plant = name, plant
 
-    def supports(self, call):
+    def refuses(self, call):
         small = call.op == "matmul_nn" and call.sizes["K"] == SIZES[0][1] and call.dtype == np.float32
         return None if small else "it is a stand-in for one product"
 
-    def gains(self, call):
+    def not_preferred(self, call):
         return "it is a stand-in"
 
     def run(self, call, config, operands):

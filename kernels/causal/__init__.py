@@ -1,4 +1,4 @@
 """Causal depthwise convolutions of sequences."""
 
-from .plan import Config, Problem, candidates, clocks, grid, launch, supports
+from .plan import Config, Problem, candidates, clocks, grid, launch, refuses
 from .problem import CausalProblem

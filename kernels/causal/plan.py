@@ -32,12 +32,12 @@ class Config:
     num_warps: int
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if problem.J > (most := MOST_TAPS[problem.role]):
         return f"{problem.J} taps, its {problem.role} takes {most} at most"
     dtypes = (*problem.dtypes, problem.epilogue.bias, problem.state)
-    for name, dtype in zip(("x", "weight", "y", "bias", "state"), dtypes, strict=True):
+    for name, dtype in zip(("x", "w", "y", "bias", "state"), dtypes, strict=True):
         if dtype is not None and dtype not in FLOATS:
             return f"{name} is {dtype}, it takes {', '.join(FLOATS)}"
     if problem.epilogue.activation not in (None, *ACTIVATIONS):
@@ -123,7 +123,7 @@ def launch(problem: Problem, config: Config) -> Launch:
         "seq_idx": problem.idx,
         "idx_of_states": problem.idx_of_states,
     }
-    operands = ("x", "weight", *(name if there else "x" for name, there in given.items()))
+    operands = ("x", "w", *(name if there else "x" for name, there in given.items()))
     backward = problem.role == "backward"
     further = given["bias"] + given["initial_states"]
     absent = {name: None for name in ("third_ptr", "fourth_ptr")[further:] if backward}
@@ -133,7 +133,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
-    yield supports(problem)
+    yield refuses(problem)
     yield wrong_field(config, {"tile_c": 1, "strips": 1}, ("strip", "splits"))
     if problem.role == "forward" and config.splits != 1:
         yield f"splits is {config.splits}, want 1 for the role forward"

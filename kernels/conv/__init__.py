@@ -1,3 +1,3 @@
 """Convolutions as implicit matrix products."""
 
-from .plan import Config, Problem, candidates, clocks, grid, launch, supports
+from .plan import Config, Problem, candidates, clocks, grid, launch, refuses

@@ -48,7 +48,7 @@ STEP = 50  # clocks of a step for addresses and barriers
 MOST_WARPS = 48  # of a multiprocessor: as many as one of 8.6, 8.9 and 12.0 holds, three quarters of the others'
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     first, second, result = problem.dtypes
     kinds = {first, second}
     if reason := epilogue.refused(problem.epilogue, problem.role, "fprop", result):
@@ -98,7 +98,7 @@ def launch(problem: Problem, config: Config) -> Launch:
     """Return the launch; raises ValueError if the device or the kernel does not support the config."""
     from . import kernel
 
-    check(problem, [supports(problem) or _refusal(problem, config)])
+    check(problem, [refuses(problem) or _refusal(problem, config)])
     jitted = kernel.conv_wgrad if problem.role == "wgrad" else kernel.conv_gather
     operands = {"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("y", "x")}[problem.role]
     tiles, axes = _tiles(problem, config), problem.axes

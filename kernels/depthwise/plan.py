@@ -46,7 +46,7 @@ def classes(axis: Axis) -> int:
     return min(axis.step, axis.R)
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if problem.C != 1:
         return f"{problem.C} input channels per group, it takes 1"
@@ -164,7 +164,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
-    yield supports(problem)
+    yield refuses(problem)
     yield wrong_field(config, {"tile_g": 1, "strips": 1, "pieces": 1}, ("strip", "splits"))
     if problem.role != "wgrad" and (config.pieces, config.splits) != (1, 1):
         yield f"pieces={config.pieces} and splits={config.splits}, want 1 for {problem.role}"

@@ -15,7 +15,7 @@ from .problem import Problem
 RATIOS = (1, 2)
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if problem.integers or "i8" in problem.dtypes:
         return f"{problem.dtypes[0]} into {problem.dtypes[2]}, want floats"
@@ -76,7 +76,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
-    yield supports(problem)
+    yield refuses(problem)
     yield matmul.wrong_tile(problem, config)
     if config.tile_m not in (ratio * config.tile_n for ratio in RATIOS):
         yield f"tiles are {config.tile_m} by {config.tile_n}, want as many columns as rows, or half as many"

@@ -42,7 +42,7 @@ class Config:
     num_stages: int = 3
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     fuses = epilogue.refused(problem.epilogue, problem.role, "nn", problem.dtypes[2], gates=True, ragged=problem.ragged)
     if reason := refused_numbers(problem) or fuses:
@@ -204,7 +204,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
-    yield supports(problem)
+    yield refuses(problem)
     yield wrong_tile(problem, config)
     if problem.epilogue and config.splits > 1:
         yield f"splits is {config.splits}, want 1: an epilogue cannot follow parts of a sum"

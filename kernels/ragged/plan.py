@@ -10,11 +10,11 @@ from ..matmul.plan import Config
 from .problem import SLOTS, Problem
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if problem.integers:
         return "integers, want floats"
-    if reason := matmul.supports(problem):
+    if reason := matmul.refuses(problem):
         return reason
     if not candidates(problem):
         return f"{problem.batches} results of {problem.rows} by {problem.cols} have more tiles than a grid has programs, {MOST_PROGRAMS}"
@@ -61,7 +61,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
-    yield supports(problem)
+    yield refuses(problem)
     yield matmul.wrong_tile(problem, config)
     if config.splits != 1:
         yield f"splits is {config.splits}, want 1"

@@ -14,7 +14,7 @@ from .problem import LEAST_STEP, LEFT, OPEN, RIGHT, Problem
 MOST_SUMS = 64  # of a thread that has another sum or tile in registers at the same time
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     operands = {*problem.operand_dtypes}
     if not operands <= {*EIGHTS, *FLOATS, "i8"} or problem.dtypes[2] not in FLOATS:
@@ -68,7 +68,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
-    yield supports(problem)
+    yield refuses(problem)
     yield matmul.wrong_tile(problem, config)
     if problem.scales_steps and problem.step % config.tile_k:
         yield f"tile_k is {config.tile_k}, want a divisor of {problem.step}: a step lies within a block"

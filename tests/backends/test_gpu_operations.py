@@ -349,7 +349,7 @@ def test_ragged_dot_mapped_over_everything(implementation):
 
 def convolution(x, w, bias=None, **how):
     """Not strided, since no CUDA kernel computes the input gradient of a strided one."""
-    return jaxext.conv_bias_act(x, w, bias, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), **how)
+    return jaxext.conv_bias_act(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), bias=bias, **how)
 
 
 # name -> the operation, and the shapes of its operands, bias and residual last

@@ -207,7 +207,7 @@ def test_the_dtype_of_a_bias_changes_no_row(dtype, rows):
     numbers = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=64)
     args = struct(*IMAGE, dtype=BF16), struct(3, 3, 1, 64, dtype=BF16), struct(64, dtype=dtype)
     with jaxext.use_target("sm_90a"):
-        (row,) = jaxext.explain(functools.partial(jaxext.conv_bias_act, **numbers), *args, platform="cuda").rows
+        (row,) = jaxext.explain(lambda x, w, bias: jaxext.conv_bias_act(x, w, **numbers, bias=bias), *args, platform="cuda").rows
     assert row.chosen == "triton" and rows[row.op].reason == DEPTHWISE
 
 

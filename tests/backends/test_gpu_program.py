@@ -235,7 +235,7 @@ linear = lambda x, w, b, r: jaxext.linear(x, w, b, activation="gelu", residual=r
 linear_of_jnp = lambda x, w, b, r: jax.nn.gelu(x @ w + jnp.broadcast_to(b, r.shape), approximate=False) + r
 gated = functools.partial(jaxext.gated_linear_unit, activation="silu")
 gated_of_jnp = lambda x, w: jax.nn.silu(x @ w[:, 0]) * (x @ w[:, 1])
-conv_bias_act = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, (1, 1), "SAME", dimension_numbers=OHWI, activation="relu", residual=r)
+conv_bias_act = lambda x, w, b, r: jaxext.conv_bias_act(x, w, (1, 1), "SAME", dimension_numbers=OHWI, bias=b, activation="relu", residual=r)
 causal = functools.partial(jaxext.causal_conv1d, activation="silu")
 with_state = lambda x, w, b, state: causal(x, w, b, initial_states=state)
 packed = lambda x, w, b, sequences: causal(x, w, b, seq_idx=sequences)

@@ -83,7 +83,7 @@ def test_an_operation_of_a_user(tmp_path, capsys):
         class Mine(extend.Implementation):
             name, version = "bench_mine", "1"
 
-            def supports(self, call):
+            def refuses(self, call):
                 return None
 
             def run(self, call, config, operands):

@@ -32,7 +32,7 @@ class Einsum(Implementation):
     def __init__(self):
         self.asked = []
 
-    def supports(self, call):
+    def refuses(self, call):
         return None
 
     def candidates(self, call):
@@ -50,7 +50,7 @@ class Refusing(Einsum):
 
     name = "refusing"
 
-    def supports(self, call):
+    def refuses(self, call):
         return None if call.open == "t" else f"no {call.open}"
 
 

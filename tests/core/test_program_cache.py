@@ -117,7 +117,7 @@ def test_code_of_a_user_without_a_version_is_compiled_anew():
         def __init__(self, version):
             self.version = version
 
-        def supports(self, call):
+        def refuses(self, call):
             return None
 
         def run(self, call, config, operands):

@@ -164,7 +164,7 @@ class Suite:
             assert once.tobytes() == again.tobytes()
 
     def test_refused_problems(self, call, reason):
-        found = call.module.supports(call.problem) or ""
+        found = call.module.refuses(call.problem) or ""
         assert re.search(reason, found), found
         with pytest.raises(ValueError, match=re.escape(f"{call.problem.name}: {found}")):
             _ = call.launch
@@ -197,7 +197,7 @@ class Suite:
         """All are different, the same every time, and can be launched."""
         for problem in problems:
             module = self.call(problem).module
-            if reason := module.supports(problem):
+            if reason := module.refuses(problem):
                 assert problem.arch < 89 and "8-bit floats" in reason or "overwrites factors" in reason, reason
                 continue
             configs = module.candidates(problem)

@@ -36,7 +36,7 @@ NOTHING = 0xA5  # every byte of one that no kernel computes
 
 def skip_what_is_overwritten(module, problem) -> None:
     """Skip the products that a kernel refuses because this Triton overwrites their factors."""
-    if "overwrites factors" in (reason := module.supports(problem) or ""):
+    if "overwrites factors" in (reason := module.refuses(problem) or ""):
         pytest.skip(reason)
 
 

@@ -52,8 +52,8 @@ def a_problem(role, taps=4, *, bias=True, state=False, idx=False, idx_of_states=
 
 def operands_of(problem, integers=False):
     dtype, before = DTYPES[problem.dtypes[0]], problem.J - 1
-    B, dtypes = problem.B, {"weight": DTYPES[problem.dtypes[1]], "bias": DTYPES[problem.epilogue.bias or problem.dtypes[1]]}
-    shapes = dict(x=(B, problem.T, problem.C), weight=(problem.J, problem.C), d_y=(B, problem.T, problem.C), bias=(problem.C,))
+    B, dtypes = problem.B, {"w": DTYPES[problem.dtypes[1]], "bias": DTYPES[problem.epilogue.bias or problem.dtypes[1]]}
+    shapes = dict(x=(B, problem.T, problem.C), w=(problem.J, problem.C), d_y=(B, problem.T, problem.C), bias=(problem.C,))
     shapes["initial_states"] = (B, before, problem.C)
     operands = {name: random(shape, dtypes.get(name, dtype), i, integers) for i, (name, shape) in enumerate(shapes.items())}
     numbers = np.sort(np.random.default_rng(1).integers(0, 5, (B, before + problem.T)), -1).astype(np.int32)
@@ -63,7 +63,7 @@ def operands_of(problem, integers=False):
 def true(problem, operands) -> list[np.ndarray]:
     """The results in float64, step by step."""
     wide = {name: of.astype(np.float64) if name not in ("seq_idx", "idx_of_states") else of for name, of in operands.items()}
-    w, before, steps = wide["weight"], problem.J - 1, problem.T
+    w, before, steps = wide["w"], problem.J - 1, problem.T
     state = wide["initial_states"] if problem.state else np.zeros_like(wide["initial_states"])
     x = np.concatenate([state, wide["x"]], 1)
     numbers = np.concatenate(

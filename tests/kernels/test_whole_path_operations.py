@@ -95,7 +95,7 @@ def conv_bias_act(groups, channels, spatial, taps) -> Operation:
     layout = (f"N{space}C", f"{space}IO", f"N{space}C")
     static: Any = dict(window_strides=(1,) * len(spatial), padding="SAME", dimension_numbers=layout, feature_group_count=groups)
     return Operation(
-        lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, **static, activation="relu", residual=r),
+        lambda x, w, b, r: jaxext.conv_bias_act(x, w, **static, bias=b, activation="relu", residual=r),
         lambda x, w, b, r: jax.nn.relu(lax.conv_general_dilated(x, w, **static) + jnp.broadcast_to(b, r.shape)) + r,
         several(*shapes),
     )

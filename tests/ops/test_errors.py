@@ -301,7 +301,7 @@ def test_windows_are_refused_beyond_32_bits(name):
     within, beyond = ({"window_strides": (1,), "padding": [(0, 0)], name: value} for value in LARGEST[name])
     calls = (
         lambda **how: jaxext.conv_general_dilated(x, w, **how),
-        lambda **how: jaxext.conv_bias_act(x, w, np.ones(2, np.float32), **how),
+        lambda **how: jaxext.conv_bias_act(x, w, **how, bias=np.ones(2, np.float32)),
         lambda **how: jax.vmap(lambda x: jaxext.in_place_of_lax()(lax.conv_general_dilated)(x, w, **how))(x[None]),
     )
     for call in calls:

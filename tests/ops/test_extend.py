@@ -36,7 +36,7 @@ class Einsum(extend.Implementation):
         self.name = name
         vars(self).update(attributes)
 
-    def supports(self, call):
+    def refuses(self, call):
         return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
 
     def run(self, call, config, operands):
@@ -56,8 +56,8 @@ def chosen(f, *args):
 
 
 def test_an_implementation_of_matmul_by_name():
-    """By the keyword and by the context, in gradients too; unnamed only where it gains."""
-    extend.register("matmul", Einsum("thrice", gains=lambda call: "it is wrong"))
+    """By the keyword and by the context, in gradients too; unnamed only where it is preferred."""
+    extend.register("matmul", Einsum("thrice", not_preferred=lambda call: "it is wrong"))
     f = functools.partial(jaxext.matmul, implementation="thrice")
     same(f(A, B), 3 * (A @ B))
     same(jaxext.matmul(A, B), A @ B)
@@ -81,9 +81,9 @@ def test_an_implementation_of_convolutions():
     """One for all numbers of spatial axes: it sees the geometry, and refuses what it does not compute."""
 
     class Pointwise(Einsum):
-        def supports(self, call):
+        def refuses(self, call):
             trivial = set((*call.window.filter, *call.window.stride)) == {1} and not any(map(any, call.window.padding))
-            return super().supports(call) if trivial else f"the filter is {call.window.filter}, want 1 in each axis"
+            return super().refuses(call) if trivial else f"the filter is {call.window.filter}, want 1 in each axis"
 
         def run(self, call, config, operands):
             letters = {slot: "".join(labels).translate(str.maketrans("PQ", "HW")) for slot, labels in call.labels.items()}
@@ -92,7 +92,7 @@ def test_an_implementation_of_convolutions():
                 equation = equation.replace("R", "").replace("S", "")
             return 3 * jnp.einsum(equation, *call.flatten(operands).values()).reshape(call.shape)
 
-    extend.register("conv", Pointwise("pointwise", gains=lambda call: "it is wrong"))
+    extend.register("conv", Pointwise("pointwise", not_preferred=lambda call: "it is wrong"))
     conv = functools.partial(jaxext.conv, window_strides=(1, 1), padding="VALID", implementation="pointwise")
     x, w = jnp.asarray(integers((2, 3, 4, 5))), jnp.asarray(integers((6, 3, 1, 1), 1))
     same(conv(x, w), 3 * jax.lax.conv(x, w, (1, 1), "VALID"))
@@ -209,8 +209,8 @@ def test_a_stored_program_is_known_by_the_version():
 def test_a_users_implementation_is_measured_with_its_version(tmp_path):
     """What was measured with other code of it does not hold, and the rest of the row does."""
     form = extend.define("toy_measured", x="B N K", w="B K M", y="B N M")
-    extend.register(form, Once("right", version="1", gains=lambda call: "not yet known"))
-    extend.register(form, Stacked("stacked", version="1", gains=lambda call: "not yet known"))
+    extend.register(form, Once("right", version="1", not_preferred=lambda call: "not yet known"))
+    extend.register(form, Stacked("stacked", version="1", not_preferred=lambda call: "not yet known"))
     tuned = jaxext.tune(functools.partial(form, B=0), A, B, backward=False, table=str(tmp_path / "table.json"))
     (row,) = tuned.rows
     assert {c.implementation for c in row.candidates if c.ms is not None} >= {"right", "xla"}

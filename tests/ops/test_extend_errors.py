@@ -37,15 +37,8 @@ def test_an_implementation_is_registered_once_and_well():
         register(from_no_file("mine"))
 
 
-class SaysBool(Einsum):
-    def supports(self, call) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return True
-
-
-def test_what_an_implementation_says_of_itself_is_checked():
-    """Before it is asked: an annotation, and attributes that nothing else would check."""
+def test_attributes_of_an_implementation_are_checked():
     cases: list[tuple[Any, str]] = [
-        (SaysBool("mine"), "`supports` of mine returns a bool, want None, or the reason why it does not compute the call, a str"),
         (Einsum("mine", custom_calls="target"), "custom_calls of mine is 'target', want a sequence of str"),
         (Einsum("mine", custom_calls=[1]), r"custom_calls of mine is \[1\], want a sequence of str"),
         (Einsum("mine", rows_by_config="no"), "rows_by_config of mine is 'no', want a bool"),
@@ -69,7 +62,7 @@ def test_registered_again():
     split = jax.jit(product, in_shardings=jax.NamedSharding(jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)), jax.P()))
     extend.register(form, times(2, version="1"))
     extend.register(form, times(5, "first"))
-    extend.register(form, times(5, "first", gains=lambda call: "it is another"), replace=True)
+    extend.register(form, times(5, "first", not_preferred=lambda call: "it is another"), replace=True)
     for factor, version in ((2, "1"), (7, "2")):
         if version == "2":
             with pytest.raises(
@@ -86,7 +79,7 @@ def test_registered_again():
     with pytest.raises(ValueError, match="the implementation's name is 'xla', want"):
         extend.register(form, times(1, "xla"), replace=True)
     for factor in (2, 7):  # of an operation whose programs jaxext keeps itself
-        extend.register("matmul", times(factor, gains=lambda call: "it is wrong"), replace=True)
+        extend.register("matmul", times(factor, not_preferred=lambda call: "it is wrong"), replace=True)
         np.testing.assert_allclose(jaxext.matmul(A, B, implementation="mine"), factor * (A @ B), rtol=1e-6)
 
 
@@ -167,11 +160,10 @@ class Fraction:
         (dict(run=lambda *_: np.ones((3, 7), np.float16)), r"gave float16\[3, 7\], want float32\[3, 7\]"),
         (dict(run=lambda *_: None), "gave None, want float32"),
         (dict(run=lambda *_: [np.ones((3, 7), np.float32)] * 2), r"gave float32\[3, 7\], float32\[3, 7\], want float32\[3, 7\]"),
-        (dict(supports=lambda call: True), "^toy_checked_y: `supports` of implementation 'bad' gave True, want None or a reason: None if it"
-            " computes the call, else a str that says why it does not"),
-        (dict(supports=lambda call: False), "`supports` of implementation 'bad' gave False, want None or a reason"),
-        (dict(supports=lambda call: ""), "`supports` of implementation 'bad' gave '', want None or a reason"),
-        (dict(gains=lambda call: True), "`gains` of implementation 'bad' gave True, want None or a reason: None if it may be used unless"),
+        (dict(refuses=lambda call: True), "^toy_checked_y: `refuses` of implementation 'bad' gave True, want the reason, a str, or None"),
+        (dict(refuses=lambda call: False), "`refuses` of implementation 'bad' gave False, want the reason, a str, or None"),
+        (dict(refuses=lambda call: ""), "`refuses` of implementation 'bad' gave '', want the reason, a str, or None"),
+        (dict(not_preferred=lambda call: True), "`not_preferred` of implementation 'bad' gave True, want the reason, a str, or None"),
         (dict(plan=lambda call: True), "^toy_checked_y: `plan` of implementation 'bad' gave True, want a Plan, or a str that says why not"),
         (dict(plan=lambda call: None), "`plan` of implementation 'bad' gave None, want a Plan"),
         (dict(candidates=lambda call: []), r"^toy_checked_y: `candidates` of implementation 'bad' gave \[\], want one or more frozen"),

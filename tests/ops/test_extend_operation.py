@@ -32,11 +32,11 @@ class Kernel(extend.Implementation):
 
     name, version = "mine", "1"
 
-    def __init__(self, function, refuses=lambda call: None):
-        self.function, self.refuses, self.ran = function, refuses, []
+    def __init__(self, function, reason=lambda call: None):
+        self.function, self.reason_of, self.ran = function, reason, []
 
-    def supports(self, call):
-        return self.refuses(call)
+    def refuses(self, call):
+        return self.reason_of(call)
 
     def run(self, call, config, operands):
         self.ran.append(tuple(call.results))
@@ -216,7 +216,7 @@ def test_a_backward_whose_kernel_refuses_sums_over_all_axes():
     """The gradient of the parameter is a sum over the rows, however many axes they have."""
     with registrations.undone():
         norm, _ = declared_norm()
-        extend.register(norm.backward, Kernel(None, refuses=lambda call: "not today"))
+        extend.register(norm.backward, Kernel(None, lambda call: "not today"))
         of = lambda f: jax.jit(lambda x, g: jax.jvp(jax.grad(scalar(f), (0, 1)), (x, g), (x, g)))
         close(
             of(functools.partial(norm, ranks=dict(N=3))),

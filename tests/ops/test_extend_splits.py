@@ -143,7 +143,7 @@ class Backward(extend.Implementation):
 
     name, version = "of_eight", "1"
 
-    def supports(self, call):
+    def refuses(self, call):
         return None
 
     def run(self, call, config, operands):

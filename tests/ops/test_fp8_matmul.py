@@ -51,6 +51,16 @@ def test_values_and_gradients(dtype, given):
         near(got, want)
 
 
+@pytest.mark.parametrize(("of_arrays", "of_result"), [(ml_dtypes.bfloat16, np.float32), (np.float32, ml_dtypes.bfloat16)])
+def test_a_result_of_another_dtype(of_arrays, of_result):
+    """The cotangent has it too; gradients have the dtypes of their arrays."""
+    (x, w, _), (_, _, ct) = arrays(of_arrays), arrays(of_result)
+    y, pullback = jax.vjp(functools.partial(jaxext.fp8_matmul, preferred_element_type=of_result), x, w)
+    for got, want, dtype in zip((y, *pullback(ct)), gradients(x, w, ct), (of_result, of_arrays, of_arrays), strict=True):
+        assert got.dtype == dtype
+        near(got, want)
+
+
 @pytest.mark.parametrize("sizes", [(1e36, 1, 1), (1e37, 1e-3, 1e34), (1e-36, 1, 1e35), (2e-38, 1e10, 1e-10), (1e36, 1e-36, 1e-3)], ids=str)
 def test_products_of_huge_and_tiny_numbers(sizes):
     """Nothing between the numbers and the result leaves the range of float32: neither scales nor their products."""
@@ -200,6 +210,7 @@ WRONG = {
     "integers": (TypeError, "x is int32", lambda: jaxext.fp8_matmul(X.astype(np.int32), W)),
     "shapes": (TypeError, "want", lambda: jaxext.fp8_matmul(X, W[:4])),
     "scale": (TypeError, r"x_scale has the shape \(2,\)", lambda: jaxext.fp8_matmul(X, W, x_scale=X[:, 0])),
+    "dtype": (TypeError, "preferred_element_type is int32", lambda: jaxext.fp8_matmul(X, W, preferred_element_type=np.int32)),
     "implementation": (ValueError, "'cublas'", lambda: jaxext.fp8_matmul(X, W, implementation="cublas")),
 }
 

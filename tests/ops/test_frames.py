@@ -69,7 +69,7 @@ class Raises(extend.Implementation):
 
     name = "raises"
 
-    def supports(self, call):
+    def refuses(self, call):
         return None
 
     def run(self, call, config, operands):

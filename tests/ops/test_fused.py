@@ -158,7 +158,7 @@ def test_conv_bias_act(case, dtype):
     shape = jax.eval_shape(functools.partial(lax.conv_general_dilated, **static), *(jnp.zeros(s) for s in (lhs, rhs))).shape
     layout = lax.conv_dimension_numbers(lhs, rhs, static["dimension_numbers"]).out_spec
     args = [random(s, dtype, seed) for seed, s in enumerate([lhs, rhs, (shape[layout[1]],), shape])]
-    ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, **static, activation="silu", residual=r)
+    ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, **static, bias=b, activation="silu", residual=r)
     plain = functools.partial(conv, "silu", static)
     close(ours, plain, *args)
     close(jax.grad(summed(ours), (0, 1, 2, 3)), jax.grad(summed(plain), (0, 1, 2, 3)), *args)
@@ -191,7 +191,7 @@ def test_every_transformation_of_a_gate():
 def test_every_transformation_of_a_convolution():
     static: Any = dict(window_strides=(1,), padding="SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC"))
     args = [random(s, np.float32, seed) for seed, s in enumerate([(4, 2, 2), (2, 1, 2), (2,), (4, 2, 2)])]
-    ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, **static, activation="relu", residual=r)
+    ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, **static, bias=b, activation="relu", residual=r)
     splits = [testing.Split((P("x"), P(), P(), P("x")), P("x"))]
     testing.check_op(ours, functools.partial(conv, "relu", static), args, splits=splits, show=False).raise_if_failed()
 
@@ -392,10 +392,10 @@ ERRORS = [
     (
         lambda: jaxext.gated_linear_unit(X, W),
         TypeError,
-        r"gated_linear_unit: weights has the shape \(6, 8\), want \(6, 2, N\): gate and up",
+        r"gated_linear_unit: w has the shape \(6, 8\), want \(6, 2, N\): gate and up",
     ),
     (
-        lambda: jaxext.conv_bias_act(X[None, ..., None], W[None, :1, :1, None], BIAS, (1, 1), "SAME", dimension_numbers=NHWC),
+        lambda: jaxext.conv_bias_act(X[None, ..., None], W[None, :1, :1, None], (1, 1), "SAME", dimension_numbers=NHWC, bias=BIAS),
         TypeError,
         r"conv_bias_act: bias has the shape \(8,\), want \(1,\): an element for each output channel",
     ),
@@ -417,7 +417,7 @@ def test_every_operation_knows_the_same_activations():
     calls = {
         "linear": lambda activation: jaxext.linear(X, W, activation=activation),
         "gated_linear_unit": lambda activation: jaxext.gated_linear_unit(X, weights, activation=activation),
-        "conv_bias_act": lambda activation: jaxext.conv_bias_act(X.T[None], W.T[..., None], None, (1,), "SAME", activation=activation),
+        "conv_bias_act": lambda activation: jaxext.conv_bias_act(X.T[None], W.T[..., None], (1,), "SAME", activation=activation),
         "ragged_linear": lambda activation: jaxext.ragged_linear(X, np.stack([W, W]), sizes, activation=activation),
         "ragged_gated_linear_unit": lambda activation: jaxext.ragged_gated_linear_unit(
             X, np.stack([weights] * 2), sizes, activation=activation

@@ -34,7 +34,7 @@ class Gather(extend.Implementation):
     def __init__(self):
         self.ran: dict[str, int] = {}
 
-    def supports(self, call):
+    def refuses(self, call):
         return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
 
     def candidates(self, call):
@@ -101,7 +101,7 @@ def test_bench_of_a_users_module(tmp_path, monkeypatch, capsys):
         "from jaxext import extend\nproduct = extend.define('one_door_import', x='B N K', w='B K M', y='B N M')\n"
         "class Mine(extend.Implementation):\n"
         "    name, version = 'one_door_mine', '1'\n"
-        "    supports = lambda self, call: None\n"
+        "    refuses = lambda self, call: None\n"
         "    run = lambda self, call, config, operands: None\n"
         "extend.register(product, Mine())\n"
     )

@@ -452,7 +452,7 @@ class Picky(extend.Implementation):
 
     name = "picky"
 
-    def supports(self, call):
+    def refuses(self, call):
         return None if call.dtype == np.float32 else f"{call.dtype} is beneath me"
 
     def candidates(self, call):

@@ -234,5 +234,5 @@ def test_errors(change, error, message):
 
 
 def test_errors_of_a_gate():
-    with pytest.raises(TypeError, match=r"weights has the shape \(4, 6, 8\), want \(G, 6, 2, N\): gate and up"):
+    with pytest.raises(TypeError, match=r"w has the shape \(4, 6, 8\), want \(G, 6, 2, N\): gate and up"):
         jaxext.ragged_gated_linear_unit(X, W, SIZES)

@@ -44,7 +44,7 @@ class Mine(extend.Implementation):
 
     name, version = "mine_told", "1"
 
-    def supports(self, call) -> Any:
+    def refuses(self, call) -> Any:
         return A
 
     def run(self, operands) -> Any:
@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "ragged numbers": (lambda: jaxext.ragged_dot_general(A, A, A, A), "ragged_dot_dimension_numbers is float32[50,40], want"),
     "an activation": (lambda: jaxext.linear(A, A.T, activation=A), "activation is float32[50,40], want"),
     "a sharding": (lambda: jaxext.linear(A, A.T, out_sharding=A), "out_sharding is float32[50,40], want"),
-    "a weight": (lambda: jaxext.quantized_matmul(A, (A, A)), "weight is (float32[50,40], float32[50,40]), want"),
+    "a weight": (lambda: jaxext.quantized_matmul(A, (A, A)), "w is (float32[50,40], float32[50,40]), want"),
     "bits": (lambda: jaxext.quantize(A, A), "bits is float32[50,40], want"),
     "a group": (lambda: jaxext.quantize(A, 8, A), "group is float32[50,40], want"),
     "steps": (lambda: jaxext.newton_schulz(A, A), "steps is float32[50,40], want"),
@@ -156,7 +156,7 @@ def test_a_wrong_call_with_large_arrays(call, text):
 def test_a_wrong_answer_of_an_implementation():
     product = operation()
     extend.register(product, Mine())
-    said = r"told_product_\w+: `supports` of implementation 'mine_told' gave float32\[50,40\], want"
+    said = r"told_product_\w+: `refuses` of implementation 'mine_told' gave float32\[50,40\], want"
     with pytest.raises(TypeError, match=said) as raised:
         product(A[None], A.T[None], implementation="mine_told")
     assert "0.25" not in str(raised.value)

@@ -41,7 +41,7 @@ OPERATIONS = {
     "linear": (lambda f: jaxext.linear(X, W, B, activation=f, residual=R), lambda f: f(X @ W + B) + R),
     "gated_linear_unit": (lambda f: jaxext.gated_linear_unit(X, GATES, activation=f), lambda f: f(X @ GATES[:, 0]) * (X @ GATES[:, 1])),
     "conv_bias_act": (
-        lambda f: jaxext.conv_bias_act(IMAGES, FILTERS, None, (1, 1), "SAME", activation=f).swapaxes(1, 3),
+        lambda f: jaxext.conv_bias_act(IMAGES, FILTERS, (1, 1), "SAME", activation=f).swapaxes(1, 3),
         lambda f: f(jax.lax.conv(IMAGES, FILTERS, (1, 1), "SAME")).swapaxes(1, 3),
     ),
     "ragged_linear": (
@@ -94,7 +94,7 @@ def test_a_slope_for_each_channel(dimensions, shape):
     slope = prelu(np.linspace(0.1, 0.6, 6, dtype=np.float32).reshape(shape))
     x, w = (IMAGES, FILTERS) if dimensions is None else (IMAGES.transpose(0, 2, 3, 1), FILTERS.transpose(2, 3, 1, 0))
     static: Any = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=dimensions)
-    got = jaxext.conv_bias_act(x, w, None, **static, activation=slope)
+    got = jaxext.conv_bias_act(x, w, **static, activation=slope)
     np.testing.assert_allclose(got, slope(jax.lax.conv_general_dilated(x, w, **static)), rtol=1e-5, atol=1e-5)
 
 

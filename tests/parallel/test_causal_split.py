@@ -107,7 +107,7 @@ def test_one_message():
 
 def test_errors():
     x, weight, bias, state = some()
-    with pytest.raises(TypeError, match=r"causal_conv1d: weight has the shape \(6,\), want \(k, 6\)"):
+    with pytest.raises(TypeError, match=r"causal_conv1d: w has the shape \(6,\), want \(k, 6\)"):
         split()(x, weight[0], bias)
     with pytest.raises(TypeError, match=r"initial_states has the shape \(2, 2, 6\), want \(2, 3, 6\)"):
         split(P(), names=("initial_states",))(x, weight, bias, state[:, 1:])

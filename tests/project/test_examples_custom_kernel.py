@@ -139,7 +139,7 @@ from jaxext import extend
 class Interpreted(example.Triton):
     name = "interpreted"
 
-    def supports(self, call):
+    def refuses(self, call):
         return None
 
     def run(self, call, config, operands):

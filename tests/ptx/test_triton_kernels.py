@@ -65,7 +65,7 @@ def picks():
         kernel = kernel_module(case.kernel)
         for role, numbers, arch in itertools.product(case.products, case.numbers, ARCHS):
             problem = case.problem(role, numbers, arch)
-            if kernel.supports(problem) is not None:
+            if kernel.refuses(problem) is not None:
                 continue
             kind, config = (case.kernel, role, ALIKE.get(numbers, numbers)), kernel.candidates(problem)[0]
             on = quick.setdefault(kind, 90 if "fp8" in kind else ARCHS[len(quick) % 2])
@@ -123,7 +123,7 @@ def edges():
     for kernel, problem_of in PROBLEMS.items():
         for n, (name, role, arch) in enumerate(itertools.product(NAMES[kernel], ROLES[kernel], ARCHS)):
             problem = problem_of(role, name, arch)
-            if kernel_module(kernel).supports(problem) is None and all(call(kernel, problem).launch.grid):
+            if kernel_module(kernel).refuses(problem) is None and all(call(kernel, problem).launch.grid):
                 quick = name in QUICK[kernel] and n // 2 % 2 == n % 2
                 marks = () if quick else pytest.mark.slow
                 yield pytest.param(kernel, problem, marks=marks, id=f"{kernel}-{role}-{name}-sm_{arch}")
@@ -255,7 +255,7 @@ def scaled_call(name, arch):
     role, slots, cuts, sizes, dtypes = SCALED[name]
     problem = test_scaled_dot.a_problem(role, slots, cuts, sizes, dtypes, packed="packed" in name, arch=arch)
     problem = dataclasses.replace(problem, precision="tf32")
-    if reason := scaled.supports(problem):
+    if reason := scaled.refuses(problem):
         assert "8-bit floats" in reason and arch < 89
         return None
     return call("scaled", problem, splits=MOST_SPLITS)

@@ -26,7 +26,7 @@ class Einsum(extend.Implementation):
         self.name, self.wrong = name, ()
         vars(self).update(attributes)
 
-    def supports(self, call):
+    def refuses(self, call):
         return None
 
     def run(self, call, config, operands):
@@ -117,7 +117,7 @@ def test_a_kernel_of_jaxexts_operations():
     [
         (dict(run=lambda *_: np.ones((2, 3), np.float32)),
             "`run` of implementation 'mine' must give `call.shape` and `call.dtype`, where call.op is toy_blamed_y"),
-        (dict(supports=lambda call: True), "`supports` of implementation 'mine' must give what the message wants"),
+        (dict(refuses=lambda call: True), "`refuses` of implementation 'mine' must give what the message wants"),
     ],
 )  # fmt: skip
 def test_a_kernel_that_answers_wrong(attributes, rule):
@@ -126,6 +126,6 @@ def test_a_kernel_that_answers_wrong(attributes, rule):
 
 
 def test_a_kernel_that_was_named_and_refuses():
-    registered(supports=lambda call: None if call.open == "y" else "forward only")
+    registered(refuses=lambda call: None if call.open == "y" else "forward only")
     found = rules(functools.partial(form(), B=0, implementation="mine"))
     assert found == {"vjp": "implementation 'mine' was named, and refuses: forward only"}

@@ -102,7 +102,7 @@ def test_per_device_shapes_in_shard_map():
 class OnlyCuda(extend.Implementation):
     name = "only_cuda"
 
-    def supports(self, call):
+    def refuses(self, call):
         return None if call.platform == "cuda" else f"{call.platform} is no GPU"
 
     def candidates(self, call):
@@ -318,7 +318,7 @@ def test_lines_are_120_columns_wide(monkeypatch):
         return x.sum()
 
     never = OnlyCuda()
-    monkeypatch.setattr(never, "supports", lambda call: "word " * 60, raising=False)
+    monkeypatch.setattr(never, "refuses", lambda call: "word " * 60, raising=False)
     monkeypatch.setitem(vars(conv.FAMILY), "implementations", [never, *conv.FAMILY.implementations])
     explanation = jaxext.explain(jax.grad(net), [struct(7, 7, 3, 64), struct(3, 3, 64, 512)], struct(256, 224, 224, 3))
     text = str(explanation)

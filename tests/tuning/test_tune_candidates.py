@@ -134,7 +134,7 @@ class Kernel(Implementation):
         self.name, self.scale = name, scale
         self._configs = [Algorithm(config) for config in configs]
 
-    def supports(self, call):
+    def refuses(self, call):
         return None if self._configs else "no kernel"
 
     def candidates(self, call):

@@ -41,8 +41,8 @@ class TritonKernels(KernelImplementation):
     def lacks(self, call: Call) -> str | None:
         return triton_call.unavailable(call)
 
-    def refuses(self, problem: Any) -> str | None:
-        return self.kernels(problem).supports(problem)
+    def refuses_problem(self, problem: Any) -> str | None:
+        return self.kernels(problem).refuses(problem)
 
     def configs(self, problem: Any) -> Sequence[Any]:
         return self.kernels(problem).candidates(problem)

@@ -21,13 +21,14 @@ __all__ = ["causal_conv1d", "causal_conv1d_update"]
 @overload
 def causal_conv1d(
     x: ArrayLike,
-    weight: ArrayLike,
+    w: ArrayLike,
     bias: ArrayLike | None = None,
     *,
     seq_idx: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
     return_final_states: Literal[False] = False,
     activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    precision=None,
     implementation: str | None = None,
 ) -> jax.Array: ...
 
@@ -35,28 +36,29 @@ def causal_conv1d(
 @overload
 def causal_conv1d(
     x: ArrayLike,
-    weight: ArrayLike,
+    w: ArrayLike,
     bias: ArrayLike | None = None,
     *,
     seq_idx: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
     return_final_states: Literal[True],
     activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    precision=None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
 def causal_conv1d(
-    x, weight, bias=None, *, seq_idx=None, initial_states=None, return_final_states=False, activation=None, implementation=None
+    x, w, bias=None, *, seq_idx=None, initial_states=None, return_final_states=False, activation=None, precision=None, implementation=None
 ) -> Any:
-    """Causal depthwise convolution: y[..., t, c] = activation(Σ_i weight[i, c] x[..., t - (k - 1) + i, c] + bias[c]).
+    """Causal depthwise convolution: y[..., t, c] = activation(Σ_i w[i, c] x[..., t - (k - 1) + i, c] + bias[c]).
 
     It means what the function of this name in the package causal-conv1d does, with the channels last.  Before the first step are zeros,
     or the k - 1 inputs of `initial_states`.  Pieces, each with the final state of the one before, give the results of the whole.
 
     Args:
       x: shape (..., T, C), floating-point.
-      weight: shape (k, C); its last row meets the present step.  k is 1 or more.
+      w: shape (k, C); its last row meets the present step.  k is 1 or more.
       bias: shape (C,), or None.
       seq_idx: shape (..., T), integers: the number of each step's sequence, where several lie behind each other.  A step sees what has its
         own number.  A number that comes back after another one would see the steps of before.
@@ -64,6 +66,7 @@ def causal_conv1d(
         new one begins.
       return_final_states: whether to return the last k - 1 inputs too, a bool.
       activation: as in `linear`.
+      precision: as in `conv_general_dilated`, of what "xla" computes by a convolution.  Kernels multiply all bits.
       implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
 
     Returns:
@@ -89,9 +92,10 @@ def causal_conv1d(
     """
     return causal.convolution(
         "causal_conv1d",
-        {"x": x, "weight": weight} | given(bias=bias, seq_idx=seq_idx, initial_states=initial_states),
+        {"x": x, "w": w} | given(bias=bias, seq_idx=seq_idx, initial_states=initial_states),
         activation,
         return_final_states=return_final_states,
+        precision=precision,
         implementation=implementation,
     )
 
@@ -99,7 +103,7 @@ def causal_conv1d(
 def causal_conv1d_update(
     x: ArrayLike,
     conv_state: ArrayLike,
-    weight: ArrayLike,
+    w: ArrayLike,
     bias: ArrayLike | None = None,
     *,
     activation: str | Callable[[jax.Array], jax.Array] | None = None,
@@ -114,7 +118,7 @@ def causal_conv1d_update(
     Args:
       x: shape (..., C), a step, or (..., T, C).
       conv_state: shape (..., L, C): the last L inputs, L being k - 1 or more.
-      weight, bias, activation: as in `causal_conv1d`.
+      w, bias, activation: as in `causal_conv1d`.
       cache_seqlens: shape (...), integers: how many steps each sequence has had.  The state is a circle then: step t lies at t modulo L.
         None: the state is in order, the latest input last.
       conv_state_indices: shape (N,), integers, if x has the shape (N, C) or (N, T, C): which rows of `conv_state`, of shape (rows, L, C),
@@ -136,5 +140,5 @@ def causal_conv1d_update(
       ValueError: the state has fewer than k - 1 steps; `activation` or `implementation` is unknown.
     """
     optional = given(bias=bias, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)
-    arrays = {"x": x, "conv_state": conv_state, "weight": weight} | optional
+    arrays = {"x": x, "conv_state": conv_state, "w": w} | optional
     return causal_update.update("causal_conv1d_update", arrays, activation, implementation=implementation)

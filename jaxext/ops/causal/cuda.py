@@ -36,7 +36,7 @@ MOST_SPLITS = 1024
 class CausalConfig:
     lanes: int  # vectors of channels side by side in a block, a power of two
     strip: int  # steps of a sequence that a thread walks along
-    splits: int = 1  # backward: partial sums of the cotangents of weight and bias
+    splits: int = 1  # backward: partial sums of the cotangents of w and bias
 
 
 def fields(problem: CausalProblem) -> dict[str, int]:
@@ -131,7 +131,7 @@ def _tiles(problem: CausalProblem, config: CausalConfig) -> int:
     return cdiv(problem.B * cdiv(max(1, problem.T), config.strip), THREADS // config.lanes)
 
 
-_CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside x and weight
+_CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside x and w
 
 
 class CudaCausal(Cuda):
@@ -143,7 +143,7 @@ class CudaCausal(Cuda):
     def problem(self, call):
         return causal_problem(call, call.arch or 0)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         return refused(problem) or not_compiled_for(problem.arch)
 
     def slower(self, call):
@@ -162,7 +162,7 @@ class CudaCausal(Cuda):
         attributes["activation"] = number_of(problem.epilogue.activation)
         return KernelCall(
             describe="causal",
-            slots=("x", "weight", *added, *(["d_y"] if backward else [])),
+            slots=("x", "w", *added, *(["d_y"] if backward else [])),
             splits=1,
             call=functools.partial(_causal_backward if backward else _causal_forward, call, attributes),
         )
@@ -173,8 +173,8 @@ def _causal_forward(call: Call, attributes: Mapping[str, Any], result, *operands
 
 
 def _causal_backward(call: Call, attributes: Mapping[str, Any], _, *operands) -> Any:
-    """All cotangents.  Those of weight and bias are partial sums, the bias's the last row of each, which are added here in their order."""
-    x, weight = operands[:2]
+    """All cotangents.  Those of w and bias are partial sums, the bias's the last row of each, which are added here in their order."""
+    x, w = operands[:2]
     taps = attributes["J"]
     sums = jax.ShapeDtypeStruct((attributes["splits"], taps + attributes["bias"], attributes["C"]), jnp.float32)
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype), sums]
@@ -182,7 +182,7 @@ def _causal_backward(call: Call, attributes: Mapping[str, Any], _, *operands) ->
         results.append(jax.ShapeDtypeStruct(operands[2 + attributes["bias"]].shape, x.dtype))
     d_x, sums, *d_state = _called_causal("jaxext_causal_conv1d_backward_v1", attributes, results, operands)
     total = jnp.sum(sums, axis=0)
-    arrays = {"d_x": d_x, "d_weight": total[:taps], "d_bias": total[taps:].reshape(-1), "d_initial_states": next(iter(d_state), None)}
+    arrays = {"d_x": d_x, "d_w": total[:taps], "d_bias": total[taps:].reshape(-1), "d_initial_states": next(iter(d_state), None)}
     made = {name: arrays[name].astype(dtype) for name, dtype in call.results.items()}
     return tuple(made.values()) if call.further else made[call.open]
 

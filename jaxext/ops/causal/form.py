@@ -30,7 +30,7 @@ from jaxext.core.checks import checked, promoted, refuse_kinds, refuse_shape
 from jaxext.core.epilogue import accumulated, applied
 from jaxext.core.family import Family, declare
 from jaxext.core.static import Static
-from jaxext.lax.dispatch import compiled
+from jaxext.lax.dispatch import as_lax_says, compiled
 from jaxext.ops.causal.cuda import CudaCausal
 from jaxext.ops.causal.triton import TritonCausal
 from jaxext.ops.fused import conv_bias_act
@@ -40,45 +40,47 @@ LAYOUT = ("NWC", "WIO", "NWC")
 # Of the operands, in their order.  B: the sequences, J: the taps, S: the steps of a state.
 LABELS = {
     "x": ("B", "T", "C"),
-    "weight": ("J", "C"),
+    "w": ("J", "C"),
     "bias": ("C",),
     "initial_states": ("B", "S", "C"),
     "seq_idx": ("B", "T"),
     "idx_of_states": ("B", "S"),
 }
 NUMBERS = ("seq_idx", "idx_of_states")
-FACTORS = ("weight", "bias", "initial_states")  # beside x, whose dtype the result has
+FACTORS = ("w", "bias", "initial_states")  # beside x, whose dtype the result has
 
 
-def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_final_states: bool, implementation: str | None) -> Any:
-    """`arrays`: x and weight, and bias, seq_idx, initial_states and their numbers, `idx_of_states`, if they are given."""
+def convolution(
+    name: str, arrays: Mapping[str, Any], activation, *, return_final_states: bool, implementation: str | None, precision=None
+) -> Any:
+    """`arrays`: x and w, and bias, seq_idx, initial_states and their numbers, `idx_of_states`, if they are given."""
     arrays = checked(name, arrays)
     if not isinstance(return_final_states, bool | np.bool_):
         raise TypeError(f"{name}: return_final_states is {told(return_final_states)}, want a bool")
-    x, weight = arrays["x"], arrays["weight"]
+    x, w = arrays["x"], arrays["w"]
     refuse_shapes(name, arrays, x.ndim >= 2, "(..., T, C)")
     if "seq_idx" in arrays:
         refuse_shape(name, "seq_idx", arrays["seq_idx"], x.shape[:-1], "the number of each step's sequence")
         if not jnp.issubdtype(arrays["seq_idx"].dtype, jnp.integer):
             raise TypeError(f"{name}: seq_idx is {arrays['seq_idx'].dtype}, want integers")
     if "initial_states" in arrays:
-        state = (*x.shape[:-2], weight.shape[0] - 1, x.shape[-1])
+        state = (*x.shape[:-2], w.shape[0] - 1, x.shape[-1])
         refuse_shape(name, "initial_states", arrays["initial_states"], state, "the inputs before the first step")
     activation, function = _activation.named(name, activation)
     key = (tuple(arrays), activation, bool(return_final_states))
-    z, *state = compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {}, name=name)
+    z, *state = compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {"precision": precision}, name=name)
     y = applied(name, function, z, {})
     return (y, *state) if return_final_states else y
 
 
 def refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wanted: str) -> None:
-    """Raise if x, whose shape `fits` or is not as `wanted`, weight and bias do not go together."""
-    x, weight = arrays["x"], arrays["weight"]
+    """Raise if x, whose shape `fits` or is not as `wanted`, w and bias do not go together."""
+    x, w = arrays["x"], arrays["w"]
     if not fits:
         raise TypeError(f"{name}: x has the shape {x.shape}, want {wanted}")
-    if weight.ndim != 2 or weight.shape[0] < 1 or weight.shape[1] != x.shape[-1]:
-        raise TypeError(f"{name}: weight has the shape {weight.shape}, want (k, {x.shape[-1]}) with at least one tap")
-    for argument in ("x", "weight"):
+    if w.ndim != 2 or w.shape[0] < 1 or w.shape[1] != x.shape[-1]:
+        raise TypeError(f"{name}: w has the shape {w.shape}, want (k, {x.shape[-1]}) with at least one tap")
+    for argument in ("x", "w"):
         if not jnp.issubdtype(arrays[argument].dtype, jnp.inexact):
             raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want floating-point numbers")
     refuse_kinds(name, {argument: arrays[argument] for argument in FACTORS if argument in arrays}, x.dtype)
@@ -86,10 +88,14 @@ def refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wanted
         refuse_shape(name, "bias", arrays["bias"], x.shape[-1:], "an element for each channel")
 
 
-def _convolution(names, activation, return_final_states, *arrays, implementation):
+def _convolution(names, activation, return_final_states, *arrays, precision, implementation):
     given = dict(zip(names, arrays, strict=True))
-    x, taps = given["x"], given["weight"].shape[0]
-    promoted(given, ("x", "weight"))  # raises where the user wants no promotion
+    if precision is not None:
+        one = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
+        params, _ = as_lax_says(functools.partial(lax.conv, window_strides=(1,), padding="VALID", precision=precision), one, one)
+        precision = params["precision"]
+    x, taps = given["x"], given["w"].shape[0]
+    promoted(given, ("x", "w"))  # raises where the user wants no promotion
     empty = () if taps > 1 else ("initial_states", "idx_of_states")  # XLA 0.11.2 crashes where devices add up cotangents without elements
     for argument, dtype in (("bias", accumulated(x.dtype)), ("initial_states", x.dtype)):
         if argument in given and not jnp.issubdtype(given[argument].dtype, jnp.inexact):
@@ -101,9 +107,15 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
         given["idx_of_states"] = jnp.broadcast_to(first, (*x.shape[:-2], taps - 1))
     operands = {name: given[name] for name in LABELS if name in given and name not in empty}
     operation = _declaration(tuple(operands)).operation
-    # The implementation is also the keyword of the reference, which forward mode takes.
-    keywords = (("activation", activation), *([("implementation", implementation)] if implementation else []))
-    static = Static(ranks=operation.pack({"B": x.ndim - 2}), dtypes=(x.dtype,), implementation=implementation, options=Keywords(keywords))
+    # Also the keywords of the reference, which forward mode takes.
+    keywords = {"activation": activation} | {name: of for name, of in (("implementation", implementation), ("precision", precision)) if of}
+    static = Static(
+        ranks=operation.pack({"B": x.ndim - 2}),
+        dtypes=(x.dtype,),
+        precision=precision,
+        implementation=implementation,
+        options=Keywords(tuple(keywords.items())),
+    )
     y = operation.bind(operands, static, wanted=(operation.open,))[operation.open]
     return (y, _final(given, taps - 1)) if return_final_states else (y,)
 
@@ -132,18 +144,30 @@ def _examples(call: Call) -> dict[str, jax.Array]:
     return {name: jnp.broadcast_to(numbers[name], call.shape_of(name)).astype(of) for name, of in call.dtypes.items() if name in NUMBERS}
 
 
-def _composed(names, *arrays, activation, implementation=None) -> tuple[jax.Array]:
+def _composed(names, *arrays, activation, implementation=None, precision=None) -> tuple[jax.Array]:
     """The definition: by convolutions with an epilogue, and by jnp where sequences are packed."""
     given = dict(zip(names, arrays, strict=True))
     with jax.numpy_dtype_promotion("standard"):  # whether they may be promoted was asked by the call
-        x, weight = promoted(given, ("x", "weight")).values()
+        x, w = promoted(given, ("x", "w")).values()
     bias, state, dtype = given.get("bias"), given.get("initial_states"), given["x"].dtype
     if "seq_idx" in given:
-        return (_packed(x, weight, bias, given["seq_idx"], given.get("idx_of_states"), state, activation).astype(dtype),)
-    taps, steps = weight.shape[0], x.shape[-2]
+        return (_packed(x, w, bias, given["seq_idx"], given.get("idx_of_states"), state, activation).astype(dtype),)
+    taps, steps = w.shape[0], x.shape[-2]
 
     def convolved(x, low):
-        return _convolved(x, weight, bias, activation, low, implementation)
+        """The results that a state has not changed: as many as there are inputs, or k - 1 fewer without a `low` padding."""
+        return conv_bias_act(
+            x,
+            w[:, None][:, : x.shape[-1]],  # without channels, of none
+            (1,),
+            ((low, 0),),
+            dimension_numbers=LAYOUT,
+            feature_group_count=max(1, x.shape[-1]),
+            precision=precision,
+            bias=bias,
+            activation=activation,
+            implementation=implementation,
+        )
 
     y = convolved(x, taps - 1)
     if state is not None and steps:
@@ -158,32 +182,17 @@ FAMILY, _ = (
 )
 
 
-def _convolved(x, weight, bias, activation, low, implementation):
-    """The results that a state has not changed: as many as there are inputs, or k - 1 fewer without a `low` padding."""
-    return conv_bias_act(
-        x,
-        weight[:, None][:, : x.shape[-1]],  # without channels, of none
-        bias,
-        (1,),
-        ((low, 0),),
-        dimension_numbers=LAYOUT,
-        feature_group_count=max(1, x.shape[-1]),
-        activation=activation,
-        implementation=implementation,
-    )
-
-
-def _packed(x, weight, bias, seq_idx, idx_of_states, state, activation) -> jax.Array:
+def _packed(x, w, bias, seq_idx, idx_of_states, state, activation) -> jax.Array:
     """Of sequences behind each other: a tap reads zero where the number of the sequence is another one."""
     if idx_of_states is not None:
         x, seq_idx = jnp.concatenate([state.astype(x.dtype), x], -2), jnp.concatenate([idx_of_states, seq_idx], -1)
-        return _packed(x, weight, bias, seq_idx, None, None, activation)[..., idx_of_states.shape[-1] :, :]
-    wide, taps, axis = accumulated(x.dtype), weight.shape[0], x.ndim - 2
+        return _packed(x, w, bias, seq_idx, None, None, activation)[..., idx_of_states.shape[-1] :, :]
+    wide, taps, axis = accumulated(x.dtype), w.shape[0], x.ndim - 2
 
     def term(i):
         back = taps - 1 - i
         read = jnp.where(_same(seq_idx, back)[..., None], _delayed(x, back, axis), jnp.zeros((), x.dtype))
-        return read.astype(wide) * along(weight[i].astype(wide), x)
+        return read.astype(wide) * along(w[i].astype(wide), x)
 
     z = functools.reduce(jnp.add, map(term, range(taps)))
     z = z if bias is None else z + along(bias.astype(wide), x)

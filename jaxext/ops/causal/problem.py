@@ -16,7 +16,7 @@ def causal_problem(call: Call, arch: int) -> CausalProblem | str:
         if name in call.dtypes and call.dtypes[name] != np.int32:
             return f"{name} is {call.dtypes[name].name}, want int32"
     dtypes = {}
-    for name in ("x", "weight", "bias", "initial_states"):
+    for name in ("x", "w", "bias", "initial_states"):
         if name in call.dtypes:
             if call.dtypes[name].name not in DTYPES:
                 return f"{name} is {call.dtypes[name].name}, want one of {sorted(DTYPES)}"
@@ -25,7 +25,7 @@ def causal_problem(call: Call, arch: int) -> CausalProblem | str:
         name=call.op,
         role="backward" if call.op.endswith("_backward") else "forward",
         **{label: call.sizes[label] for label in "BTCJ"},
-        dtypes=(dtypes["x"], dtypes["weight"], dtypes["x"]),
+        dtypes=(dtypes["x"], dtypes["w"], dtypes["x"]),
         epilogue=Epilogue(activation=dict(call.static.items)["activation"], bias=dtypes.get("bias")),
         state=dtypes.get("initial_states"),
         idx="seq_idx" in call.dtypes,

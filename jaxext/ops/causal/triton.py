@@ -36,9 +36,9 @@ class TritonCausal(TritonKernels):
 
 
 def _cotangents(plain: KernelCall, call: Call, _: Any, *operands: jax.Array) -> Any:
-    """Call the backward kernel; the partial sums of the cotangents of weight and bias are added here."""
-    of = {f"d_{name}": name for name in ("x", "weight", "bias", "initial_states") if name in call.dtypes}
-    added = () if plain.splits == 1 else ("d_weight", "d_bias")
+    """Call the backward kernel; the partial sums of the cotangents of w and bias are added here."""
+    of = {f"d_{name}": name for name in ("x", "w", "bias", "initial_states") if name in call.dtypes}
+    added = () if plain.splits == 1 else ("d_w", "d_bias")
     results = []
     for name, operand in of.items():
         shape = tuple(call.sizes[label] for label in call.labels[operand])

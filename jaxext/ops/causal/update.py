@@ -25,9 +25,9 @@ FAMILY = Family("causal_conv1d_update", twin=None, names="causal_conv1d_update",
 
 
 def update(name: str, arrays: Mapping[str, Any], activation, *, implementation: str | None) -> Any:
-    """`arrays`: x, conv_state and weight, and bias, cache_seqlens and conv_state_indices if they are given."""
+    """`arrays`: x, conv_state and w, and bias, cache_seqlens and conv_state_indices if they are given."""
     arrays = checked(name, arrays)
-    x, state, weight = arrays["x"], arrays["conv_state"], arrays["weight"]
+    x, state, w = arrays["x"], arrays["conv_state"], arrays["w"]
     indices = "conv_state_indices" in arrays
     lead, of_state = ("N", "(rows, steps, C)") if indices else ("...", "(..., steps, C)")
     beside = " beside conv_state_indices" if indices else ""
@@ -36,10 +36,8 @@ def update(name: str, arrays: Mapping[str, Any], activation, *, implementation: 
     fits = x.ndim in (state.ndim - 1, state.ndim)
     refuse_shapes(name, arrays, fits, f"({lead}, C) or ({lead}, T, C), beside conv_state {of_state}")
     lead = x.shape[: state.ndim - 2]
-    if state.shape[-2] < weight.shape[0] - 1:
-        raise ValueError(
-            f"{name}: conv_state has {state.shape[-2]} steps, want {weight.shape[0] - 1} at least, one less than weight has taps"
-        )
+    if state.shape[-2] < w.shape[0] - 1:
+        raise ValueError(f"{name}: conv_state has {state.shape[-2]} steps, want {w.shape[0] - 1} at least, one less than w has taps")
     if not indices and state.shape[:-2] != lead:
         raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {(*lead, state.shape[-2], x.shape[-1])}")
     kind, wanted = (jnp.floating, "floating-point") if jnp.issubdtype(x.dtype, jnp.floating) else (jnp.complexfloating, "complex")
@@ -59,7 +57,7 @@ def update(name: str, arrays: Mapping[str, Any], activation, *, implementation: 
 def _update(names, activation, *arrays, implementation):
     del implementation  # there is one
     given = dict(zip(names, partition.on_one_mesh(arrays), strict=True))
-    x, buffer, weight, bias = given["x"], given["conv_state"], given["weight"], given.get("bias")
+    x, buffer, w, bias = given["x"], given["conv_state"], given["w"], given.get("bias")
     single = x.ndim < buffer.ndim
     x = x[..., None, :] if single else x
     indices, lengths = given.get("conv_state_indices"), given.get("cache_seqlens")
@@ -71,15 +69,15 @@ def _update(names, activation, *arrays, implementation):
     for axis in (*range(x.ndim - 2), x.ndim - 1):  # sequences and channels
         of_lengths = axis if lengths is not None and axis < lengths.ndim else None
         x, state, lengths = partition.alike((x, state, lengths), (axis, axis, of_lengths))
-    taps, size, steps = weight.shape[0], state.shape[-2], x.shape[-2]
+    taps, size, steps = w.shape[0], state.shape[-2], x.shape[-2]
     if lengths is None:
         before = state[..., size - (taps - 1) :, :]
         new = jnp.concatenate([state, x.astype(state.dtype)], -2)[..., steps:, :]
     else:
         before, new = _in_circle(state, x, lengths, taps)
-    wide = accumulated(jnp.promote_types(x.dtype, weight.dtype))
+    wide = accumulated(jnp.promote_types(x.dtype, w.dtype))
     read = jnp.concatenate([before.astype(wide), x.astype(wide)], -2)
-    z = functools.reduce(jnp.add, [read[..., i : i + steps, :] * along(weight[i].astype(wide), x) for i in range(taps)])
+    z = functools.reduce(jnp.add, [read[..., i : i + steps, :] * along(w[i].astype(wide), x) for i in range(taps)])
     z = z if bias is None else z + along(bias.astype(wide), x)
     y = _activation.apply(activation, z).astype(given["x"].dtype)
     y = _masked_sequences(y, indices)

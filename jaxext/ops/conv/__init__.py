@@ -53,7 +53,7 @@ def conv_general_dilated(
         transposed copy.
       feature_group_count, batch_group_count: as in lax.
       precision: None, a `jax.lax.Precision`, a string, or a pair of either.
-      preferred_element_type: dtype of accumulation and result.
+      preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of lhs and rhs, which is one.
       out_sharding: sharding of the result on an explicit mesh.
       implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
 
@@ -189,9 +189,11 @@ def convolve(
 
     Args:
       a, v: shapes (M,) and (N,).
-      mode: 'full', 'same' or 'valid'.  The result has M + N - 1, max(M, N) or max(M, N) - min(M, N) + 1 elements.
-      precision, preferred_element_type: as in `conv_general_dilated`.
-      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
+      mode: 'full', 'same' or 'valid'.
+      precision, preferred_element_type, implementation: as in `conv_general_dilated`.
+
+    Returns:
+      shape (M + N - 1,), (max(M, N),) or (max(M, N) - min(M, N) + 1,) for the three modes, with the promoted dtype of a and v.
 
     Examples:
       >>> convolve(jnp.arange(5.0), jnp.array([2.0, 3.0, 4.0]), "valid").tolist()

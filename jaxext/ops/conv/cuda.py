@@ -23,7 +23,7 @@ class CudaConv(Cuda):
     def problem(self, call):
         return conv_problem(call, call.arch or 0)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         family = _family(problem)
         return family.refused(problem) or (not_compiled_for(problem.arch) if family is cuda_depthwise else None)
 

@@ -14,7 +14,7 @@ class TritonConv(TritonKernels):
 
     def kernels(self, problem):
         # A single input channel per group has no matmul to use.  `conv` is the fallback for problems that `depthwise` refuses.
-        alone = problem.C == 1 and problem.G > 1 and depthwise.supports(problem) is None
+        alone = problem.C == 1 and problem.G > 1 and depthwise.refuses(problem) is None
         return depthwise if alone else conv
 
     def multiplied(self, problem):

@@ -22,10 +22,10 @@ class XlaConv(Implementation):
     def code(self, platform: str) -> str:
         return hash_of([*files_of(self), file_of(Window)])
 
-    def supports(self, call: Call) -> str | None:
+    def refuses(self, call: Call) -> str | None:
         return None
 
-    def gains(self, call: Call) -> str | None:
+    def not_preferred(self, call: Call) -> str | None:
         return None
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:

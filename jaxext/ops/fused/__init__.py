@@ -44,14 +44,14 @@ def linear(
     """Matrix product with a fused epilogue: y[..., n] = activation(Σ_k x[..., k] w[k, n] + bias[n]) + residual[..., n].
 
     Args:
-      x: shape (..., K).
+      x: shape (..., K), of any dtype that `matmul` takes.
       w: shape (K, N).
-      bias: shape (N,), or None.
+      bias: shape (N,), of a dtype that converts to the result's, or None.
       activation: "relu", "relu6", "gelu" (exact), "gelu_tanh" (its approximation, the default of `jax.nn.gelu`), "silu" or "swish",
         "sigmoid", "tanh", "leaky_relu" (with the slope 0.01), "squared_relu" (relu(z)²), or any elementwise function.  A function of jax.nn
         that is one of these, such as `jax.nn.silu`, counts as its name.  Another function may close over traced values.  It follows the
         product, of which it gets the result.
-      residual: shape (..., N), or None.  It is added after the activation.
+      residual: shape (..., N), of a dtype as that of bias, or None.  It is added after the activation.
       precision, out_sharding: as in `matmul`.
       preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and residual does not count.
       implementation: the name of an implementation, also used for all derivatives; "xla" is the composition.  None selects one
@@ -84,7 +84,7 @@ def linear(
 
 def gated_linear_unit(
     x: ArrayLike,
-    weights: ArrayLike,
+    w: ArrayLike,
     *,
     activation: str | Callable[[jax.Array], jax.Array] | None = None,
     precision=None,
@@ -92,13 +92,13 @@ def gated_linear_unit(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Gated linear unit: y[..., n] = activation(Σ_k x[..., k] weights[k, 0, n]) Σ_k x[..., k] weights[k, 1, n].
+    """Gated linear unit: y[..., n] = activation(Σ_k x[..., k] w[k, 0, n]) Σ_k x[..., k] w[k, 1, n].
 
     With the activation "silu" it is SwiGLU, with "gelu" GEGLU, with "sigmoid" GLU, and with None the bilinear unit.
 
     Args:
       x: shape (..., K).
-      weights: shape (K, 2, N): gate and linear part.
+      w: shape (K, 2, N): gate and linear part.
       activation, precision, preferred_element_type, out_sharding, implementation: as in `linear`.
 
     Returns:
@@ -113,7 +113,7 @@ def gated_linear_unit(
     """
     return _matmul(
         "gated_linear_unit",
-        {"x": x, "weights": weights},
+        {"x": x, "w": w},
         activation,
         gated=True,
         precision=precision,
@@ -124,9 +124,8 @@ def gated_linear_unit(
 
 
 def conv_bias_act(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    bias: ArrayLike | None,
+    x: ArrayLike,
+    w: ArrayLike,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None = None,
@@ -136,27 +135,29 @@ def conv_bias_act(
     batch_group_count: int = 1,
     precision=None,
     preferred_element_type: DTypeLike | None = None,
-    out_sharding=None,
     *,
+    bias: ArrayLike | None = None,
     activation: str | Callable[[jax.Array], jax.Array] | None = None,
     residual: ArrayLike | None = None,
+    out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Convolution with a fused epilogue: activation(conv_general_dilated(lhs, rhs, ...) + bias) + residual.
+    """Convolution with a fused epilogue: activation(conv_general_dilated(x, w, ...) + bias) + residual.
 
     Args:
-      lhs, rhs, window_strides, ..., out_sharding: as in `conv_general_dilated`; a transposed convolution has an `lhs_dilation`.
+      x, w: the input and the filter, `lhs` and `rhs` of `conv_general_dilated`.  A transposed convolution has an `lhs_dilation`.
+      window_strides, ..., precision, out_sharding: as in `conv_general_dilated`.
+      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and residual does not count.
       bias: shape (output channels,), or None.
-      activation: as in `linear`.
       residual: the shape of the result, or None.  It is added after the activation.
-      implementation: as in `linear`.
+      activation, implementation: as in `linear`.
 
     Returns:
       the result, in the layout given by `dimension_numbers`.
 
     Examples:
-      >>> x, w, b = jnp.ones((2, 32, 32, 8)), jnp.ones((3, 3, 8, 16)), jnp.ones(16)
-      >>> conv_bias_act(x, w, b, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), activation="relu").shape
+      >>> x, w, layout = jnp.ones((2, 32, 32, 8)), jnp.ones((3, 3, 8, 16)), ("NHWC", "HWIO", "NHWC")
+      >>> conv_bias_act(x, w, (1, 1), "SAME", dimension_numbers=layout, bias=jnp.ones(16), activation="relu").shape
       (2, 32, 32, 16)
 
     Raises:
@@ -164,7 +165,7 @@ def conv_bias_act(
       TypeError, ValueError, NotImplementedError: as `linear`.
     """
     return _convolution(
-        {"lhs": lhs, "rhs": rhs} | given(bias=bias, residual=residual),
+        {"x": x, "w": w} | given(bias=bias, residual=residual),
         activation,
         window_strides=window_strides,
         padding=padding,
@@ -183,15 +184,14 @@ def conv_bias_act(
 def _matmul(
     name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static
 ) -> jax.Array:
-    """`arrays`: x, w or weights, and bias and residual if they are given."""
+    """`arrays`: x and w, and bias and residual if they are given."""
     arrays = checked(name, arrays)
-    x, w = list(arrays.values())[:2]
-    second = list(arrays)[1]
+    x, w = arrays["x"], arrays["w"]
     if x.ndim == 0:
         raise TypeError(f"{name}: x has the shape (), want (..., K)")
     if w.ndim != (3 if gated else 2) or w.shape[0] != x.shape[-1] or gated and w.shape[1] != 2:
         wanted = f"({x.shape[-1]}, 2, N): gate and up" if gated else f"({x.shape[-1]}, N)"
-        raise TypeError(f"{name}: {second} has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
+        raise TypeError(f"{name}: w has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
     columns = w.shape[-1]
     if "bias" in arrays:
         refuse_shape(name, "bias", arrays["bias"], (columns,), "an element for each column of w")
@@ -218,7 +218,7 @@ def _linear(operation: Operation, name, activation, *arrays, **keywords) -> jax.
 
 
 def _convolution(arrays: Mapping[str, Any], activation, *, implementation, **static) -> jax.Array:
-    """`arrays`: lhs, rhs, and bias and residual if they are given; `static`: the keywords of lax's convolution."""
+    """`arrays`: x and w, and bias and residual if they are given; `static`: the keywords of lax's convolution."""
     name = "conv_bias_act"
     arrays = checked(name, arrays)
     activation, function = _activation.named(name, activation)
@@ -232,19 +232,19 @@ def _convolution(arrays: Mapping[str, Any], activation, *, implementation, **sta
 def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **keywords) -> jax.Array:
     name = "conv_bias_act"
     added = dict(zip(names, arrays, strict=True))
-    lhs, rhs = added.pop("lhs"), added.pop("rhs")
+    x, w = added.pop("x"), added.pop("w")
     convolution = functools.partial(lax.conv_general_dilated, **keywords)
-    params, result = as_lax_says(convolution, lhs, rhs)
-    features = rhs.shape[params["dimension_numbers"].rhs_spec[0]]
+    params, result = as_lax_says(convolution, x, w)
+    features = w.shape[params["dimension_numbers"].rhs_spec[0]]
     if "bias" in added:
         refuse_shape(name, "bias", added["bias"], (features,), "an element for each output channel")
     if "residual" in added:
         refuse_shape(name, "residual", added["residual"], result.shape, "that of the result")
     refuse_dtypes(name, activation, result.dtype, added)
-    params["out_sharding"] = sharding_in_types(name, out_sharding, lhs.ndim)
-    product, operands, static, arrangement = arranged(lhs, rhs, dtype=result.dtype, implementation=implementation, **params)
+    params["out_sharding"] = sharding_in_types(name, out_sharding, x.ndim)
+    product, operands, static, arrangement = arranged(x, w, dtype=result.dtype, implementation=implementation, **params)
     operation = form.conv_bias_act(len(product.window) // 3, "bias" in added, "residual" in added)
     arrange = {"bias": Arrangement.bias_from_lax, "residual": Arrangement.from_lax}
-    operands |= {argument: arrange[argument](arrangement, x) for argument, x in added.items()}
+    operands |= {argument: arrange[argument](arrangement, array) for argument, array in added.items()}
     y = arrangement.to_lax(epilogue.bind(operation, operands, activation, static))
     return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)

@@ -15,7 +15,7 @@ def _linear(activation: str | None):
 
 def _biased(groups: int, activation: str | None):
     how = dict(dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups, activation=activation)
-    return lambda x, w, b: conv_bias_act(x, w, b, (1, 1), "SAME", **how)  # type: ignore[arg-type]
+    return lambda x, w, b: conv_bias_act(x, w, (1, 1), "SAME", bias=b, **how)  # type: ignore[arg-type]
 
 
 def contacts() -> Iterator[Contact]:

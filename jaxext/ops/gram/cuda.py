@@ -106,7 +106,7 @@ class CudaGram(Cuda):
     def problem(self, call):
         return gram_problem(call, GramProblem, call.arch or 0)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         return refused(problem)
 
     def slower(self, call):

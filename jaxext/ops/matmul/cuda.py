@@ -141,7 +141,7 @@ class CudaMatmul(Cuda):
     def problem(self, call):
         return matmul_problem(call, MatmulProblem, call.arch or 0)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         return cuda_pieces.refused(problem) if _float32(problem) else refused(problem)
 
     def multiplied(self, problem):

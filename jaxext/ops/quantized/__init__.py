@@ -22,18 +22,18 @@ __all__ = ["Quantized", "fp8_matmul", "pack_int4", "quantize", "quantized_matmul
 
 def quantized_matmul(
     x: ArrayLike,
-    weight: Any,
+    w: Any,
     *,
     precision=None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: NamedSharding | P | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """The product with a quantised matrix: x @ ((weight.qvalue - weight.zero_point) * weight.scale).
+    """The product with a quantised matrix: x @ ((w.qvalue - w.zero_point) * w.scale).
 
     Args:
       x: shape (..., K), floating-point.
-      weight: a `Quantized` of shape (K, N), or an object with the attributes `qvalue`, `scale` and perhaps `zero_point`, as qwix's QArray.
+      w: a `Quantized` of shape (K, N), or an object with the attributes `qvalue`, `scale` and perhaps `zero_point`, as qwix's QArray.
       precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
       preferred_element_type: dtype of the result.  None: that of x.  Sums are kept in float32, or more.
       out_sharding: of the result, on explicit meshes.
@@ -58,7 +58,7 @@ def quantized_matmul(
     return _quantize.matmul(
         "quantized_matmul",
         x,
-        weight,
+        w,
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
@@ -127,9 +127,13 @@ def pack_int4(q: ArrayLike) -> jax.Array:
 
 
 def unpack_int4(packed: ArrayLike, dtype: DTypeLike = jnp.int4) -> jax.Array:
-    """The numbers (..., N) in bytes (..., N / 2), which are packed as `pack_int4` does.
+    """The numbers (..., N), int4 or uint4, in bytes (..., N / 2), which are packed as `pack_int4` does.
 
     XLA makes no copy for it where it keeps int4 packed, as it does on GPUs: weights may be kept as bytes, and unpacked in the program.
+
+    Examples:
+      >>> unpack_int4(jnp.array([241, 35], jnp.uint8)).tolist()
+      [1, -1, 3, 2]
 
     Raises:
       TypeError: `packed` is not an array of bytes, or `dtype` is neither int4 nor uint4.
@@ -144,6 +148,7 @@ def fp8_matmul(
     x_scale: ArrayLike | None = None,
     w_scale: ArrayLike | None = None,
     gradient_scale: ArrayLike | None = None,
+    preferred_element_type: DTypeLike | None = None,
     out_sharding: NamedSharding | P | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
@@ -159,11 +164,12 @@ def fp8_matmul(
       x_scale, w_scale, gradient_scale: shape ().  An array over its scale is rounded to 8 bits.  None: its largest absolute number over the
         largest number of the dtype (current scaling).  For delayed scaling give what earlier steps have shown: the largest absolute number
         of some steps, over 448 for x and w, and over 57,344 for cotangents.  Zero counts as one.
+      preferred_element_type: dtype of the result.  None: that of x.  Sums are kept in float32, or more.
       out_sharding: of the result, on explicit meshes.
       implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
 
     Returns:
-      shape (..., N), with the dtype of x.
+      shape (..., N).
 
     In a `shard_map` the largest number is that of a device's part, under vmap that of an example.  Where vmap maps the scale of the other
     factor alone, the cotangents of the examples are added before they are rounded.  Forward mode does not round tangents.  Derivatives are
@@ -185,6 +191,7 @@ def fp8_matmul(
         x,
         w,
         {name: scale for name, scale in scales.items() if scale is not None},
+        preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
         implementation=implementation,
     )

@@ -35,7 +35,7 @@ from jaxext.ops.scaled.xla import summed
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
-def matmul(name: str, x: Any, w: Any, scales: dict[str, Any], *, out_sharding, implementation) -> jax.Array:
+def matmul(name: str, x: Any, w: Any, scales: dict[str, Any], *, preferred_element_type, out_sharding, implementation) -> jax.Array:
     """`scales`: x_scale, w_scale and gradient_scale, those that are given."""
     scales = {argument: np.float32(scale) if isinstance(scale, float | int) else scale for argument, scale in scales.items()}
     arrays = checked(name, {"x": x, "w": w} | scales)
@@ -47,13 +47,14 @@ def matmul(name: str, x: Any, w: Any, scales: dict[str, Any], *, out_sharding, i
         refuse_shape(name, argument, scale, (), "a scale for all of the array")
     if x.ndim < 1 or w.ndim != 2 or w.shape[0] != x.shape[-1]:
         raise TypeError(f"{name}: x and w have the shapes {x.shape} and {w.shape}, want (..., K) and (K, N)")
-    arrays, static = (x, w, *scales.values()), dict(out_sharding=out_sharding)
+    dtype = scaled.dtype_of_result(name, x.dtype if preferred_element_type is None else preferred_element_type)
+    arrays, static = (x, w, *scales.values()), dict(preferred_element_type=dtype, out_sharding=out_sharding)
     return compiled(_matmul, (name, tuple(scales)), scaled.FAMILY, implementation, arrays, static, name=name)
 
 
-def _matmul(name, given, x, w, *scales, out_sharding, implementation):
+def _matmul(name, given, x, w, *scales, preferred_element_type, out_sharding, implementation):
     sharding = sharding_in_types(name, out_sharding, x.ndim)
-    static = dict(name=name, dtype=x.dtype, implementation=implementation)
+    static = dict(name=name, dtype=preferred_element_type, implementation=implementation)
 
     def rounded_factors(x, w, scales):
         scale = dict(zip(given, scales, strict=True))

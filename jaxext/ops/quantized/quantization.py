@@ -141,23 +141,23 @@ def dtype_of(name: str, bits: int, dtype) -> np.dtype:
     return dtype
 
 
-def matmul(name: str, x: Any, weight: Any, *, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
-    """`weight` has the attributes of `Quantized`."""
-    missing = [field for field in ("qvalue", "scale") if not hasattr(weight, field)]
+def matmul(name: str, x: Any, w: Any, *, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
+    """`w` has the attributes of `Quantized`."""
+    missing = [field for field in ("qvalue", "scale") if not hasattr(w, field)]
     if missing:
-        what = f"{name}: weight is {told(weight)}"
-        raise TypeError(f"{what}, want a Quantized, such as quantize(weight), or what has its attributes {missing[0]}, ...")
-    arrays = {"x": x, "weight.qvalue": weight.qvalue, "weight.scale": weight.scale}
-    if (zero := getattr(weight, "zero_point", None)) is not None:
-        arrays["weight.zero_point"] = zero
+        what = f"{name}: w is {told(w)}"
+        raise TypeError(f"{what}, want a Quantized, such as quantize(w), or what has its attributes {missing[0]}, ...")
+    arrays = {"x": x, "w.qvalue": w.qvalue, "w.scale": w.scale}
+    if (zero := getattr(w, "zero_point", None)) is not None:
+        arrays["w.zero_point"] = zero
     x, q, scale, *zeros = checked(name, arrays).values()
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: x is {x.dtype}{list(x.shape)}, want floating-point numbers of the shape (..., K)")
     if q.ndim != 2 or q.shape[0] != x.shape[-1]:
-        raise TypeError(f"{name}: weight.qvalue has the shape {q.shape}, want ({x.shape[-1]}, N), since x has the shape {x.shape}")
-    scaled.refuse_dtype(name, "weight.qvalue", q.dtype, integers=True)
-    scaled.refuse_dtype(name, "weight.scale", scale.dtype)
-    _refuse_scale(name, "weight.", scale.shape, q)
+        raise TypeError(f"{name}: w.qvalue has the shape {q.shape}, want ({x.shape[-1]}, N), since x has the shape {x.shape}")
+    scaled.refuse_dtype(name, "w.qvalue", q.dtype, integers=True)
+    scaled.refuse_dtype(name, "w.scale", scale.dtype)
+    _refuse_scale(name, "w.", scale.shape, q)
     if zeros:
         _refuse_zeros(name, zeros[0], scale.shape, q.dtype)
     dtype = scaled.dtype_of_result(name, x.dtype if preferred_element_type is None else preferred_element_type)
@@ -175,18 +175,18 @@ def _refuse_scale(name: str, where: str, scale: tuple[int, ...], q: jax.Array) -
 
 def _refuse_zeros(name: str, zero: jax.Array, wanted: tuple[int, ...], dtype) -> None:
     if zero.shape != wanted:
-        raise TypeError(f"{name}: weight.zero_point has the shape {zero.shape}, want {wanted}, that of the scale")
+        raise TypeError(f"{name}: w.zero_point has the shape {zero.shape}, want {wanted}, that of the scale")
     if not (jnp.issubdtype(zero.dtype, jnp.integer) or jnp.issubdtype(zero.dtype, jnp.floating)):
-        raise TypeError(f"{name}: weight.zero_point is {zero.dtype}, want real numbers")
+        raise TypeError(f"{name}: w.zero_point is {zero.dtype}, want real numbers")
     if jnp.issubdtype(dtype, jnp.integer) and not isinstance(zero, Tracer) and zero.dtype != dtype and zero.size:
         (low, high), values = limits(dtype), np.asarray(zero, np.float64)
         if not (low <= values.min() and values.max() <= high):
             got = f"{values.min():g} to {values.max():g}"
-            raise ValueError(f"{name}: weight.zero_point is from {got}, want {low:g} to {high:g}, as {dtype} can be")
+            raise ValueError(f"{name}: w.zero_point is from {got}, want {low:g} to {high:g}, as {dtype} can be")
 
 
 def _matmul(name, x, q, scale, *zeros, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
-    dtype, scale = preferred_element_type, scaled.constant_e8m0(name, "weight.scale", scale)
+    dtype, scale = preferred_element_type, scaled.constant_e8m0(name, "w.scale", scale)
     q, *zeros = map(lax.stop_gradient, (q, *zeros))
     sums = summed(dtype) if zeros else dtype
     dims = (((x.ndim - 1,), (0,)), ((), ()))

@@ -197,7 +197,7 @@ def ragged_linear(
 
 def ragged_gated_linear_unit(
     x: ArrayLike,
-    weights: ArrayLike,
+    w: ArrayLike,
     group_sizes: ArrayLike,
     *,
     activation: str | Callable[[jax.Array], jax.Array] | None = None,
@@ -207,10 +207,10 @@ def ragged_gated_linear_unit(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Gated linear unit of each group: y[m, n] = row_scale[m] activation(Σ_k x[m, k] weights[g, k, 0, n]) Σ_k x[m, k] weights[g, k, 1, n].
+    """Gated linear unit of each group: y[m, n] = row_scale[m] activation(Σ_k x[m, k] w[g, k, 0, n]) Σ_k x[m, k] w[g, k, 1, n].
 
     Args:
-      weights: shape (G, K, 2, N): gate and linear part of each group.
+      w: shape (G, K, 2, N): gate and linear part of each group.
       x, group_sizes, ...: as in `ragged_linear`.
 
     Returns:
@@ -225,7 +225,7 @@ def ragged_gated_linear_unit(
     """
     return _fused(
         "ragged_gated_linear_unit",
-        {"x": x, "weights": weights, "group_sizes": group_sizes} | given(row_scale=row_scale),
+        {"x": x, "w": w, "group_sizes": group_sizes} | given(row_scale=row_scale),
         activation,
         gated=True,
         precision=precision,
@@ -236,15 +236,14 @@ def ragged_gated_linear_unit(
 
 
 def _fused(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
-    """`arrays`: x, w or weights, and group_sizes, and bias and row_scale if they are given."""
+    """`arrays`: x, w and group_sizes, and bias and row_scale if they are given."""
     arrays = checked(name, arrays)
-    x, w, sizes = list(arrays.values())[:3]
-    second = list(arrays)[1]
+    x, w, sizes = arrays["x"], arrays["w"], arrays["group_sizes"]
     if x.ndim != 2:
         raise TypeError(f"{name}: x has the shape {x.shape}, want (M, K)")
     if w.ndim != (4 if gated else 3) or w.shape[1] != x.shape[1] or gated and w.shape[2] != 2:
         wanted = f"(G, {x.shape[1]}, 2, N): gate and up" if gated else f"(G, {x.shape[1]}, N)"
-        raise TypeError(f"{name}: {second} has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
+        raise TypeError(f"{name}: w has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
     if sizes.shape != w.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want an integer for each of the {w.shape[0]} groups")
     if "bias" in arrays:

@@ -82,7 +82,7 @@ class CudaRagged(Cuda):
     def problem(self, call):
         return matmul_problem(call, RaggedProblem, call.arch or 0)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         return refused(problem)
 
     def slower(self, call):

@@ -184,7 +184,7 @@ class CudaScaled(Cuda):
     def problem(self, call):
         return scaled_problem(call, ScaledProblem, call.arch or 0)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         return refused(problem)
 
     def slower(self, call):

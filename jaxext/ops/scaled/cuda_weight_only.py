@@ -167,7 +167,7 @@ class CudaWeightOnly(Cuda):
     def problem(self, call):
         return scaled_problem(call, WeightOnlyProblem, call.arch or 0)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         return refused(problem) or not_compiled_for(problem.arch)
 
     def family(self, problem, config):

@@ -78,7 +78,7 @@ def right_cases():
         problem = test_causal_kernel.a_problem(row["role"], 4, dtype=row["operands"], B=3, T=9, C=16, **given)
         for splits in (1, 2) if row["role"] == "backward" else (1,):
             case = cuda_cases.causal(problem, CausalConfig(lanes=2, strip=8, splits=splits))
-            yield case.replacing(dict(weight=dict(dtype="float32"), bias=dict(dtype="float16")))
+            yield case.replacing(dict(w=dict(dtype="float32"), bias=dict(dtype="float16")))
     for dtype, bits, result, splits in [("bf16", 4, None, 1), ("fp16", 8, "fp32", 1), ("bf16", 4, "fp32", 2)]:
         problem = a_weight_only_problem(5, 96, 128, 4, bits, dtype, result, B=3)
         yield cuda_cases.weight_only(problem, WeightOnlyConfig(tile_m=8, tile_n=64, splits=splits))
@@ -223,13 +223,15 @@ def refuse_problem(case: Case, pattern: str) -> str:
 def name_of(case: Case, name: str) -> str:
     """The name of an array in messages."""
     places = "ranges" if role_of(case.target) == "tn" else "visits"
+    if case.family == "causal" and name == "w":
+        return "weight"
     return {"q": "w", "places": places, "first": "d_x" if "d_y" in case.operands else "y"}.get(name, name)
 
 
 def takes_any_float(case: Case, name: str) -> bool:
     """Return True if an array's dtype follows from no other's."""
     if case.family == "causal":
-        return name in ("x", "weight", "bias")
+        return name in ("x", "w", "bias")
     return name in (next(iter(case.operands)), next(iter(case.results))) or (case.family, name) == ("scaled", "b")
 
 

@@ -61,7 +61,7 @@ def test_six_products_are_expected_in_half_of_the_time_of_float32s_own():
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
 def test_other_precisions_of_float32_are_refused(precision):
     """HIGHEST too: numbers below 2**-110 have no last piece, and what operands hold is not known when a kernel is chosen."""
-    reason = CudaMatmul().refuses(product(64, 64, 64, precision=precision))
+    reason = CudaMatmul().refuses_problem(product(64, 64, 64, precision=precision))
     assert reason == "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
 
 

@@ -89,7 +89,7 @@ def conv(x, w):
 
 def conv_bias_act(x, w, bias, residual):
     strides, padding, static = grouped(x, w)
-    return jaxext.conv_bias_act(x, w, bias, strides, padding, residual=residual, activation="silu", **static)
+    return jaxext.conv_bias_act(x, w, strides, padding, bias=bias, residual=residual, activation="silu", **static)
 
 
 def linear(x, w, bias, residual):
@@ -104,7 +104,7 @@ def scaled(turned):
 
 
 def causal(*names):
-    """Return a convolution that has these operands beside x, weight and bias."""
+    """Return a convolution that has these operands beside x, w and bias."""
     run = lambda x, w, b, *more: jaxext.causal_conv1d(x, w, b, **dict(zip(names, more, strict=True)), activation="silu")
     return gradients(run, (0, 1, 2))
 
@@ -216,7 +216,7 @@ def test_partial_sums_of_a_causal_convolution_become_cotangents(monkeypatch, giv
         return lambda *operands, **attributes: [jnp.asarray(of) for of in made["arrays"]]
 
     monkeypatch.setattr(jax.ffi, "ffi_call", ffi_call)
-    operands = {"x": jnp.zeros((2, 9, 5), jnp.bfloat16), "weight": jnp.zeros((4, 5), jnp.float32)}
+    operands = {"x": jnp.zeros((2, 9, 5), jnp.bfloat16), "w": jnp.zeros((4, 5), jnp.float32)}
     added = {"bias": jnp.zeros(5, jnp.float16), "initial_states": jnp.zeros((2, 3, 5), jnp.float32)}
     operands |= {name: of for name, of in added.items() if name in given}
     call: Any = types.SimpleNamespace(results={f"d_{name}": of.dtype for name, of in operands.items()}, further=True)
@@ -224,7 +224,7 @@ def test_partial_sums_of_a_causal_convolution_become_cotangents(monkeypatch, giv
     got = cuda_causal._causal_backward(call, attributes, None, *operands.values(), operands["x"])
     d_x, sums, *d_state = made["arrays"]
     assert sums.shape == (3, 4 + ("bias" in given), 5) and sums.dtype == np.float32
-    want = {"d_x": d_x, "d_weight": sums.sum(0)[:4], "d_bias": sums.sum(0)[-1]} | ({"d_initial_states": d_state[0]} if d_state else {})
+    want = {"d_x": d_x, "d_w": sums.sum(0)[:4], "d_bias": sums.sum(0)[-1]} | ({"d_initial_states": d_state[0]} if d_state else {})
     for (name, dtype), of in zip(call.results.items(), got, strict=True):
         assert of.dtype == dtype
         np.testing.assert_array_equal(np.asarray(of, np.float32), want[name].astype(np.float32))

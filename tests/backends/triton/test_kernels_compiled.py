@@ -123,7 +123,7 @@ def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
         for numbers in case.numbers:
             for arch in SHARED_MEMORY if "sweep" in case.tags else compiled.ARCHS:
                 problem = case.problem(role, numbers, arch)
-                if (reason := module.supports(problem)) is not None:
+                if (reason := module.refuses(problem)) is not None:
                     assert numbers.startswith("fp8") and arch < 89 or "overwrites factors" in reason, reason
                     continue
                 candidates = module.candidates(problem)
@@ -251,7 +251,7 @@ def fused():
             problem = case.problem("nn" if "nn" in case.products else "fprop", numbers, arch)
             problem = dataclasses.replace(problem, epilogue=Epilogue(**EPILOGUES[name]))
             module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
-            if module.supports(problem) is None:
+            if module.refuses(problem) is None:
                 program = compiled.Program(case.kernel, case.name, numbers, problem, module.candidates(problem)[0], True)
                 marks = () if numbers == "bf16" and arch == (80, 90, 90)[n] else pytest.mark.slow
                 yield pytest.param(program, marks=marks, id=f"{case.kernel}-{name}-{numbers}-{arch}")

@@ -135,16 +135,16 @@ BROKEN = {
 
 @pytest.mark.parametrize(("kernel", "problem"), BROKEN, ids=lambda of: f"{of.name}-{'-'.join(of.dtypes)}" if hasattr(of, "dtypes") else "")
 def test_problems_that_an_old_triton_breaks_are_refused(kernel, problem, monkeypatch):
-    supports = lambda **changes: kernel.supports(dataclasses.replace(problem, **changes))
+    refuses = lambda **changes: kernel.refuses(dataclasses.replace(problem, **changes))
     for version in ((3, 6, 0), (3, 7, 1)):
         monkeypatch.setattr(checks, "triton_version", lambda version=version: version)
         pair = BROKEN[kernel, problem]
-        reason = supports()
+        reason = refuses()
         assert reason is None if pair is None else f"{pair} on compute capability 9.0, where Triton 3." in reason
-        assert supports(arch=100) is None
-        assert supports(precision="ieee") is None or "fp32" not in problem.dtypes[:2]
+        assert refuses(arch=100) is None
+        assert refuses(precision="ieee") is None or "fp32" not in problem.dtypes[:2]
     monkeypatch.setattr(checks, "triton_version", lambda: (3, 8, 0))
-    assert supports() is None
+    assert refuses() is None
 
 
 def test_a_refused_pair_is_told(monkeypatch):

@@ -24,7 +24,7 @@ class Config:
     splits: int = 1
 
 
-def supports(problem: Problem) -> str | None:
+def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if problem.dtypes not in (("fp32", "fp32", "fp32"), ("bf16", "fp32", "bf16")):
         return f"the dtypes are {', '.join(problem.dtypes)}, want fp32 or bf16 for x and the result, fp32 for scale"
@@ -45,5 +45,5 @@ def launch(problem: Problem, config: Config) -> Launch:
     """Return the launch; raises ValueError if the kernel does not support the problem."""
     from . import kernel
 
-    check(problem, [supports(problem)])
+    check(problem, [refuses(problem)])
     return plain_launch(problem, config, kernel.rowscale, ("x", "scale"), (programs(problem, config),))

@@ -33,7 +33,7 @@ class CudaRowscale(Cuda):
         sizes = {label: call.sizes[label] for label in "BMN"}
         return RowscaleProblem(name=call.op, **sizes, dtypes=dtypes, arch=call.arch or 0, device=call.device)
 
-    def refuses(self, problem):
+    def refuses_problem(self, problem):
         return not_compiled_for(problem.arch) or refusal("rowscale", fields_named(problem, "BMN"), problem.dtypes, problem.arch)
 
     def slower(self, call):
