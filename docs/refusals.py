@@ -62,7 +62,7 @@ def weights(bits, group=None):
     k, n = 16384, 8192
     kept = {8: jnp.int8, 4: jnp.int4}[bits]
     shapes = [((k, n), kept), ((k // (group or k), n), "float32")]
-    return lambda x, q, s: jaxext.quantized_matmul(x, jaxext.Quantized(q, s)), [jax.ShapeDtypeStruct(*of) for of in shapes]
+    return lambda x, q, s: jaxext.quantized_matmul(x, jaxext.quantization.Quantized(q, s)), [jax.ShapeDtypeStruct(*of) for of in shapes]
 
 
 def quantised(rows, bits, group=None, dtype="bfloat16"):
@@ -198,7 +198,7 @@ def words(function, operands, named):
     """Of each product: the implementation that is taken, or why the named one refuses it.  Nothing if there is none of this name."""
     with jaxext.use_target("sm_90a"), jaxext.use_implementation(named):
         try:
-            rows = jaxext.explain(function, *operands, platform="cuda").rows
+            rows = jaxext.explain(function, platform="cuda")(*operands).rows
         except ValueError as error:
             assert "want one of" in str(error), error
             return {}

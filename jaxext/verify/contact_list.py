@@ -274,7 +274,7 @@ def _weight_only(rows: int, kept: str, group: int, dtype: str) -> Contact:
     shapes = [((rows, K), dtype), ((K, N), kept), ((K // group, N), FP32)]
     operands = tuple(jax.ShapeDtypeStruct(*of) for of in shapes)
     name = f"{kept} weights in groups of {group}, {rows} rows of {dtype}"
-    return Contact(name, lambda x, q, s: jaxext.quantized_matmul(x, jaxext.Quantized(q, s)), operands)
+    return Contact(name, lambda x, q, s: jaxext.quantized_matmul(x, jaxext.quantization.Quantized(q, s)), operands)
 
 
 def _grams() -> Iterator[Contact]:
