@@ -159,11 +159,11 @@ def _gram(x, *, precision=None) -> jax.Array:
 
 
 def _dequantized(x, qvalue, scale) -> jax.Array:
-    return jnp.matmul(x, jaxext.Quantized(qvalue, scale).dequantize().astype(x.dtype))
+    return jnp.matmul(x, jaxext.quantization.Quantized(qvalue, scale).dequantize().astype(x.dtype))
 
 
 def _quantized(x, qvalue, scale, **how) -> jax.Array:
-    return jaxext.quantized_matmul(x, jaxext.Quantized(qvalue, scale), **how)
+    return jaxext.quantized_matmul(x, jaxext.quantization.Quantized(qvalue, scale), **how)
 
 
 _OF_ARRAYS: Mapping[str, Callable] = {"quantized_matmul": _quantized}  # operations of more than arrays

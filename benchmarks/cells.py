@@ -84,7 +84,7 @@ def measure(
 ) -> Measured:
     """The row of a case in the report, with its random operands and a function that gives the truth about them, if they are known."""
     arguments = arguments or random_operands.normal(case.shapes, case.dtypes)
-    products = jaxext.explain(case.build("jaxext"), *arguments).rows
+    products = jaxext.explain(case.build("jaxext"))(*arguments).rows
     default = tuple(Default(row.chosen, row.how) for row in products if row.chosen)
     having = {"lax", "jaxext", *(name for row in products for name in (row.chosen, *row.refused))}  # the form's implementations
     having |= {"cublas"} if case.operation == "dot_general" else set()

@@ -40,28 +40,30 @@ EIGHT = jnp.float8_e4m3fn
 class Format:
     """How weights are quantised, and activations if they are, and how many times as fast as `wide` that should be on a GPU."""
 
-    weights: Callable[[jax.Array], jaxext.Quantized]
-    activations: Callable[[jax.Array], jaxext.Quantized] | None = None
+    weights: Callable[[jax.Array], jaxext.quantization.Quantized]
+    activations: Callable[[jax.Array], jaxext.quantization.Quantized] | None = None
     target: float | None = None  # with at most 16 rows for weights alone, and 8,192 otherwise
 
 
-def squares(w: jax.Array, size: int = 128) -> jaxext.Quantized:
+def squares(w: jax.Array, size: int = 128) -> jaxext.quantization.Quantized:
     """w in 8-bit floats with a scale for each square."""
     cut = [(n // size, size) if n % size == 0 else (1, n) for n in w.shape]
     (rows, height), (columns, width) = cut
-    q = jaxext.quantize(jnp.swapaxes(w.reshape(rows, height, columns, width), 1, 2).reshape(rows * columns, -1), axis=1, dtype=EIGHT)
+    q = jaxext.quantization.quantize(
+        jnp.swapaxes(w.reshape(rows, height, columns, width), 1, 2).reshape(rows * columns, -1), axis=1, dtype=EIGHT
+    )
     back = jnp.swapaxes(q.qvalue.reshape(rows, columns, height, width), 1, 2)
-    return jaxext.Quantized(back.reshape(w.shape), q.scale.reshape(rows, columns))
+    return jaxext.quantization.Quantized(back.reshape(w.shape), q.scale.reshape(rows, columns))
 
 
-def eighths(axis: int | None, group: int | None = None) -> Callable[[jax.Array], jaxext.Quantized]:
-    return functools.partial(jaxext.quantize, dtype=EIGHT, axis=axis, group=group)
+def eighths(axis: int | None, group: int | None = None) -> Callable[[jax.Array], jaxext.quantization.Quantized]:
+    return functools.partial(jaxext.quantization.quantize, dtype=EIGHT, axis=axis, group=group)
 
 
 FORMATS = {
-    "int8": Format(lambda w: jaxext.quantize(w, 8), target=1.5),
-    "int8, groups of 128": Format(lambda w: jaxext.quantize(w, 8, 128)),
-    "int4, groups of 128": Format(lambda w: jaxext.quantize(w, 4, 128), target=2.2),
+    "int8": Format(lambda w: jaxext.quantization.quantize(w, 8), target=1.5),
+    "int8, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, 8, 128)),
+    "int4, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, 4, 128), target=2.2),
     "fp8, of tensors": Format(eighths(None), eighths(None), target=1.5),
     "fp8, of rows and columns": Format(eighths(0), eighths(1), target=1.5),
     "fp8, blocks and squares of 128": Format(squares, eighths(1, 128), target=1.5),

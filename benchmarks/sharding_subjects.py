@@ -105,7 +105,7 @@ SUBJECTS = [
     ),
     *ours(
         "quantized_matmul",
-        "quantized_matmul(x, jaxext.Quantized(q, s), out_sharding=out_sharding)",
+        "quantized_matmul(x, jaxext.quantization.Quantized(q, s), out_sharding=out_sharding)",
         *((8, 16), (16, 8, "int8"), (2, 8)),
         parameters="x, q, s",
     ),
@@ -129,16 +129,25 @@ SUBJECTS = [
     ),
     *parallel(
         "conv",
-        f'conv_general_dilated(x, w, {_PLAIN}, axis_names=("a", None))',
+        f'halo_conv(x, w, {_PLAIN}, axis_names=("a", None))',
         ('P(None, "a")', "P()", 'P(None, "a")'),
         f"lax.conv_general_dilated(x, w, {_PLAIN})",
         *((8, 8, 8, 8), (3, 3, 8, 8)),
     ),
-    *parallel("all_gather_matmul", 'all_gather_matmul(x, w, "a")', ('P("a")', 'P(None, "a")', 'P(None, "a")'), "x @ w", (8, 16), (16, 8)),
-    *parallel("matmul_reduce_scatter", 'matmul_reduce_scatter(x, w, "a")', ('P(None, "a")', 'P("a")', 'P("a")'), "x @ w", (8, 16), (16, 8)),
+    *parallel(
+        "all_gather_matmul", 'all_gather_matmul(x, w, axis_name="a")', ('P("a")', 'P(None, "a")', 'P(None, "a")'), "x @ w", (8, 16), (16, 8)
+    ),
+    *parallel(
+        "matmul_reduce_scatter",
+        'matmul_reduce_scatter(x, w, axis_name="a")',
+        ('P(None, "a")', 'P("a")', 'P("a")'),
+        "x @ w",
+        (8, 16),
+        (16, 8),
+    ),
     *parallel(
         "causal_conv1d",
-        'causal_conv1d(x, w, axis_name="a")',
+        'halo_causal_conv1d(x, w, axis_name="a")',
         ('P(None, "a")', "P()", 'P(None, "a")'),
         "jaxext.causal_conv1d(x, w)",
         *((8, 16, 8), (4, 8)),

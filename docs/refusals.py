@@ -26,7 +26,7 @@ def words(call, named):
     """Of each product: the implementation that is taken, or why the named one refuses it.  Nothing if there is none of this name."""
     with jaxext.use_target("sm_90a"), jaxext.use_implementation(named):
         try:
-            rows = jaxext.explain(call.function, *call.operands, platform="cuda").rows
+            rows = jaxext.explain(call.function, platform="cuda")(*call.operands).rows
         except ValueError as error:
             assert "want one of" in str(error), error
             return {}

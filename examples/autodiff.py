@@ -139,7 +139,7 @@ def summary(gradients):
 
 def show_products(function, *args):
     print("\nWhat that runs: layers as matrix products of the whole batch, and for each weight's gradients a batch of outer products:")
-    for row in jaxext.explain(function, *args).rows:
+    for row in jaxext.explain(function)(*args).rows:
         print(f"  {row.times} x {row.op}   {' '.join(row.operands)} -> {row.result}")
 
 

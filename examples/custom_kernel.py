@@ -301,7 +301,7 @@ def compare(x, w, mesh, name):
     with jaxext.use_implementation(name):
         for transformation, f in transformations(layer, mesh).items():
             errors.append(error(f(x, w), truth[transformation]))
-            rows = jaxext.explain(f, x, w).rows
+            rows = jaxext.explain(f)(x, w).rows
             want(rows and all(row.chosen == name for row in rows), f"{name} computes each product of {transformation}")
             print(f"  {transformation:22}{errors[-1]:<10.1e}{' '.join(row.op for row in rows)}")
     return np.max(errors)
@@ -321,7 +321,7 @@ def compare_losses(logits, labels, named):
         return jax.jit(lambda x: (loss(x, labels), jax.grad(mean)(x), jax.jvp(jax.grad(mean), (x,), (jnp.cos(x),))[1]))
 
     print(f"\n{CROSS_ENTROPY}\n{CROSS_ENTROPY.backward}\n")
-    explained = jaxext.explain(jax.grad(lambda x: CROSS_ENTROPY(x, labels).sum()), logits)
+    explained = jaxext.explain(jax.grad(lambda x: CROSS_ENTROPY(x, labels).sum()))(logits)
     print("What its gradient runs:", explained, sep="\n")
     want(named is None or all(row.chosen == named for row in explained.rows), f"{named} computes the loss and its gradient")
     worst = error(derivatives(CROSS_ENTROPY)(logits), derivatives(likelihood)(logits))
@@ -355,7 +355,7 @@ def show(named, check):
     gradient = jax.grad(lambda x, w: jnp.sum(layer(x, w) ** 2), (0, 1))
 
     print(CHANNELWISE)
-    explained = jaxext.explain(gradient, x, w)
+    explained = jaxext.explain(gradient)(x, w)
     print("\nWhat a gradient runs here, and why:", explained, sep="\n")
     if on_cpu and (reason := compiled()):
         print(f"\nThe C++ kernel does not run: {reason}.")
@@ -366,7 +366,7 @@ def show(named, check):
         print(f"\nThe Triton kernel is not compiled: {reason}.")
     elif on_cpu:  # a machine without a GPU can compile for one all the same
         with jaxext.use_implementation("custom_triton"):
-            program = jaxext.lower_for(gradient, x, w, arch="sm_90a").as_text()
+            program = jaxext.export.lower_for(gradient, arch="sm_90a")(x, w).as_text()
         calls = sum("custom_call" in line and "triton_kernel_call" in line for line in program.splitlines())
         print(f"\nThe gradient's program for an H100 (sm_90a) calls {calls} Triton kernels: for y, and for the gradients of x and of w.")
         want(calls == 3, "one kernel is called for each product of the gradient")

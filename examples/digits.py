@@ -192,7 +192,7 @@ def main(argv=None):
     if not args.reference:
         print("What the gradient of one training step runs:\n")
         grad = jax.grad(functools.partial(mean_loss, ops))
-        print(jaxext.explain(grad, init(jax.random.key(0)), images[:BATCH], labels[:BATCH]), "\n")
+        print(jaxext.explain(grad)(init(jax.random.key(0)), images[:BATCH], labels[:BATCH]), "\n")
 
     params, curve, accuracies = train(ops, args.epochs)
     report(ops, params, test_images, test_labels, curve, accuracies, args.plot)

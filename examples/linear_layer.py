@@ -55,7 +55,7 @@ def show(what, got, want):
 
 def show_products(what, function, *args):
     """Print which of jaxext's products a function runs."""
-    rows = jaxext.explain(function, *args).rows
+    rows = jaxext.explain(function)(*args).rows
     print(f"{what}:", *(f"  {row.op}   {' '.join(row.operands)} -> {row.result}" for row in rows), sep="\n", end="\n\n")
 
 

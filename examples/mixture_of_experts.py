@@ -91,7 +91,7 @@ def on_all_devices(mesh):
     """Images and experts are split over the devices, router and output matrix are on each."""
 
     def sent(x, weights, sizes):
-        return jaxext.parallel.expert_parallel(experts, x, weights, sizes, "devices")
+        return jaxext.parallel.expert_parallel(experts, x, weights, sizes, axis_name="devices")
 
     split = P("devices")
     return jax.shard_map(functools.partial(losses, sent), mesh=mesh, in_specs=(SHARDINGS, split, split), out_specs=split)

@@ -153,7 +153,7 @@ def main(args=None) -> int:
 
     training, (images, digits) = load()
     params, losses = train(training, muon(options.rate), options.epochs)
-    print(jaxext.explain(jaxext.newton_schulz, jax.ShapeDtypeStruct((3, 128, 128), jnp.float32)), "\n")
+    print(jaxext.explain(jaxext.newton_schulz)(jax.ShapeDtypeStruct((3, 128, 128), jnp.float32)), "\n")
     theirs = None
     if importlib.util.find_spec("optax"):
         from optax import contrib

@@ -120,8 +120,8 @@ def main(argv=None):
         devices(xs, ws, count)
 
         print("\nWhat runs for the batch, three products of windows or one convolution:\n")
-        print(jaxext.explain(jax.vmap(convolve), xs, ws), "\n")
-        print(jaxext.explain(jax.vmap(convolve_in_one), xs, ws))
+        print(jaxext.explain(jax.vmap(convolve))(xs, ws), "\n")
+        print(jaxext.explain(jax.vmap(convolve_in_one))(xs, ws))
     return 0
 
 

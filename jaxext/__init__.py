@@ -11,92 +11,56 @@ if importlib.util.find_spec("jaxext.kernels") is None:  # installed packages hav
     )
 
 # ruff: noqa: E402
+# Each name that is imported "as" itself is public.
 from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
-from jaxext import extend
-from jaxext import checkpoint_policies
-from jaxext.lax.dispatch import in_place_of_lax, use_implementation, use_invariant
-from jaxext._export import export_disabled_checks, register_cuda_kernels
-from jaxext._target import lower_for, use_target
-from jaxext.tables.in_force import use_table
-from jaxext.ops.matmul import dot_general, matmul  # an operation comes after those of which it is made
-from jaxext.ops.conv import conv, conv_general_dilated, conv_transpose, convolve
-from jaxext.ops.fused import conv_bias_act, gated_linear_unit, linear
-from jaxext.ops.ragged import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
-from jaxext.ops.causal import causal_conv1d, causal_conv1d_update
-from jaxext.ops.scaled import scaled_dot
-from jaxext.ops.quantized import Quantized, fp8_matmul, pack_int4, quantize, quantized_matmul, unpack_int4
-from jaxext.ops.gram import gram, newton_schulz
+from jaxext import checkpoint_policies as checkpoint_policies, export as export, extend as extend
+from jaxext.lax.dispatch import in_place_of_lax as in_place_of_lax, use_implementation as use_implementation, use_invariant as use_invariant
+from jaxext.tables.in_force import use_table as use_table
+from jaxext._target import use_target as use_target
+from jaxext.ops.matmul import dot_general as dot_general, matmul as matmul  # an operation comes after those of which it is made
+from jaxext.ops.conv import (
+    conv as conv,
+    conv_general_dilated as conv_general_dilated,
+    conv_transpose as conv_transpose,
+    convolve as convolve,
+)
+from jaxext.ops.fused import conv_bias_act as conv_bias_act, gated_linear_unit as gated_linear_unit, linear as linear
+from jaxext.ops.ragged import (
+    ragged_dot as ragged_dot,
+    ragged_dot_general as ragged_dot_general,
+    ragged_gated_linear_unit as ragged_gated_linear_unit,
+    ragged_linear as ragged_linear,
+)
+from jaxext.ops.causal import causal_conv1d as causal_conv1d, causal_conv1d_update as causal_conv1d_update
+from jaxext.ops.scaled import scaled_dot as scaled_dot
+from jaxext.ops.quantized import fp8_matmul as fp8_matmul, quantized_matmul as quantized_matmul
+from jaxext.ops.gram import gram as gram, newton_schulz as newton_schulz
+from jaxext import quantization as quantization
 
-if TYPE_CHECKING:
-    from jaxext import parallel, privacy
-    from jaxext.hazards.doctor import Report, doctor
-    from jaxext.tuning.explain import Explanation, explain
-    from jaxext.tuning.tune import Tuned, tune
+if TYPE_CHECKING:  # these are imported on first use, which saves a third of the time of importing everything
+    from jaxext import parallel as parallel, privacy as privacy, testing as testing  # noqa: I001
+    from jaxext.hazards.doctor import doctor as doctor
+    from jaxext.tuning.explain import explain as explain
+    from jaxext.tuning.tune import tune as tune
 
 __version__ = "0.2.0"
 
 _compat.hide_frames()
 
-__all__ = [
-    "Explanation",
-    "Quantized",
-    "Report",
-    "Tuned",
-    "causal_conv1d",
-    "causal_conv1d_update",
-    "checkpoint_policies",
-    "conv",
-    "conv_bias_act",
-    "conv_general_dilated",
-    "conv_transpose",
-    "convolve",
-    "doctor",
-    "dot_general",
-    "explain",
-    "export_disabled_checks",
-    "extend",
-    "fp8_matmul",
-    "gated_linear_unit",
-    "gram",
-    "in_place_of_lax",
-    "linear",
-    "lower_for",
-    "matmul",
-    "newton_schulz",
-    "pack_int4",
-    "parallel",
-    "privacy",
-    "quantize",
-    "quantized_matmul",
-    "ragged_dot",
-    "ragged_dot_general",
-    "ragged_gated_linear_unit",
-    "ragged_linear",
-    "register_cuda_kernels",
-    "scaled_dot",
-    "tune",
-    "unpack_int4",
-    "use_implementation",
-    "use_invariant",
-    "use_table",
-    "use_target",
-]
+_MODULES = ("checkpoint_policies", "export", "extend", "parallel", "privacy", "quantization", "testing")
+_TOOLS = {"doctor": "jaxext.hazards.doctor", "explain": "jaxext.tuning.explain", "tune": "jaxext.tuning.tune"}
 
-# Imported on first use, which saves a third of the time of importing everything.
-_LATER = {
-    "parallel": "jaxext.parallel",
-    "privacy": "jaxext.privacy",
-    **dict.fromkeys(("Report", "doctor"), "jaxext.hazards.doctor"),
-    **dict.fromkeys(("Explanation", "explain"), "jaxext.tuning.explain"),
-    **dict.fromkeys(("Tuned", "tune"), "jaxext.tuning.tune"),
-}
+__all__ = sorted([*(name for name, value in globals().items() if callable(value) and name[0] != "_"), *_MODULES, *_TOOLS])  # pyright: ignore
 
 
 def __getattr__(name: str):
-    if name not in _LATER:
+    if name in _TOOLS:
+        found = getattr(importlib.import_module(_TOOLS[name]), name)
+    elif name in _MODULES:
+        found = importlib.import_module(f"jaxext.{name}")
+    else:
         raise AttributeError(f"module 'jaxext' has no attribute {name!r}")
-    module = importlib.import_module(_LATER[name])
-    globals()[name] = found = getattr(module, name, module)
+    globals()[name] = found
     return found
 
 

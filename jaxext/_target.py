@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import jax
 
@@ -79,22 +78,6 @@ def _meant(arch: str) -> str | None:
 def use_device(name: str) -> Scope:
     """A context inside `use_target` in which the GPU has this name: GPUs of one capability may differ in their picked configs."""
     return Scope("use_device", _device, name)
-
-
-def lower_for(fun: Callable, *args, arch: str, **kwargs) -> jax.stages.Lowered:
-    """`jax.jit(fun).lower(*args, **kwargs)` for CUDA devices of the architecture `arch`, on any machine.
-
-    The program contains the compiled kernels; read it with `as_text()`.  Compiling and running it requires such a device.  To export for a
-    GPU, call `jax.export.export(..., platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())` inside `use_target`.
-
-    Args:
-      fun: a function of arrays, jitted or not.
-      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays.
-      arch: as for `use_target`.
-    """
-    jitted = fun if hasattr(fun, "trace") else jax.jit(fun)
-    with use_target(arch):
-        return jitted.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
 
 
 def named() -> bool:

@@ -133,8 +133,10 @@ def overlapped_products():
     """Rows of one process travel to the other and back, beside the products."""
     a, b = DOT.operands("fprop")
     over = functools.partial(jax.shard_map, mesh=mesh())
-    gathered = over(lambda a, b: parallel.all_gather_matmul(a, b, "data"), in_specs=(P("data"), P()), out_specs=P("data"))
-    scattered = over(lambda a, b: parallel.matmul_reduce_scatter(a, b, "data"), in_specs=(P(None, "data"), P("data")), out_specs=P("data"))
+    gathered = over(lambda a, b: parallel.all_gather_matmul(a, b, axis_name="data"), in_specs=(P("data"), P()), out_specs=P("data"))
+    scattered = over(
+        lambda a, b: parallel.matmul_reduce_scatter(a, b, axis_name="data"), in_specs=(P(None, "data"), P("data")), out_specs=P("data")
+    )
     got = jax.jit(gathered)(place(a, P("data"), mesh()), place(b, P(), mesh()))
     same_here(got, np.concatenate([a @ b] * 4))
     same_here(jax.jit(scattered)(place(a, P(None, "data"), mesh()), place(b, P("data"), mesh())), a @ b)
@@ -144,7 +146,7 @@ def halo_exchange():
     """Rows at the edge of a device's part of the image come from the other process."""
     x, w = integers((2, 16, 5, 3)), integers((3, 3, 3, 4), 1)
     same_size = conv((1, 1), "SAME", NHWC)
-    split = lambda x, w: same_size(types.SimpleNamespace(conv=parallel.conv_general_dilated), x, w, axis_names=("data", None))
+    split = lambda x, w: same_size(types.SimpleNamespace(conv=parallel.halo_conv), x, w, axis_names=("data", None))
     rows = P(None, "data")
     whole = jax.shard_map(split, mesh=mesh(), in_specs=(rows, P()), out_specs=rows)
     square = lambda f: jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(f(x, w) ** 2), argnums=(0, 1)))

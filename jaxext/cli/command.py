@@ -163,10 +163,8 @@ def _explain(options) -> int:
         if options.table:
             contexts.enter_context(_use_table(options.table))
         explanation = jaxext.explain(
-            with_gradient(fun) if options.backward else fun,
-            *options.shapes,
-            platform=options.platform or ("cuda" if options.arch else None),
-        )
+            with_gradient(fun) if options.backward else fun, platform=options.platform or ("cuda" if options.arch else None)
+        )(*options.shapes)
     tell(options, dataclasses.asdict(explanation), str(explanation))
     return 0
 
@@ -232,7 +230,7 @@ def _tune(options) -> int:
             warnings.filterwarnings("ignore", f"tune: {re.escape(NOTHING)}")  # reported below
             for i, (name, fun, arrays, backward) in enumerate(todo, 1):
                 print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
-                jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=path, progress=progress)
+                jaxext.tune(fun, backward=backward, candidates=options.candidates, table=path, progress=progress)(*arrays)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED

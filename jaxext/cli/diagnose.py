@@ -57,7 +57,7 @@ def doctor(options) -> int:
     if options.measure and platform not in (None, jax.default_backend().replace("gpu", "cuda")):
         raise UsageError(f"--measure is for the platform of this machine, which is not {platform}")
     with jaxext.use_target(options.arch):
-        report = jaxext.doctor(fun, *arguments, platform=platform, gradients=options.backward, measure=options.measure)
+        report = jaxext.doctor(fun, platform=platform, gradients=options.backward, measure=options.measure)(*arguments)
     tell(options, dataclasses.asdict(report) | {"ok": report.ok}, str(report))
     return 0 if report.ok else 1
 

@@ -49,10 +49,10 @@ def _available(on: str, named: str | None) -> list[dict]:
     rows = []
     with jaxext.use_target(named), jaxext.use_table(None):
         for kind, (fun, *arrays) in kinds.items():
-            (preferred,) = jaxext.explain(fun, *arrays, platform=on).rows
+            (preferred,) = jaxext.explain(fun, platform=on)(*arrays).rows
             for name in sorted([preferred.chosen or "", *preferred.refused]):
                 with jaxext.use_implementation(name):
-                    (row,) = jaxext.explain(fun, *arrays, platform=on).rows
+                    (row,) = jaxext.explain(fun, platform=on)(*arrays).rows
                 state = "preferred" if name == preferred.chosen else f"available; {preferred.refused[name]}"
                 state = state if row.chosen else f"not available: {row.refused[name]}"
                 rows.append({"platform": where, "call": kind, "implementation": name, "is": state})

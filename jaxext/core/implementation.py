@@ -45,7 +45,7 @@ class Implementation:
       name: its name for `implementation=` and `jaxext.use_implementation`: an identifier that jaxext does not use.
       version: a word that identifies its code.  A new version invalidates measurements of `jaxext.tune` and programs in JAX's cache.  None
         means a hash of the file of its class; set it yourself if a kernel is in another file.
-      custom_calls: the targets of its custom calls, for `jaxext.export_disabled_checks`.
+      custom_calls: the targets of its custom calls, for `jaxext.export.disabled_checks`.
       rows_by_config: whether the bits of a row of the result depend on its config, and on no other row (`jaxext.use_invariant`).
 
     Examples:
@@ -75,7 +75,7 @@ class Implementation:
         """The reason why others are preferred unless this one is named, or None.  The default is a reason in exported programs.
 
         jax exports a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
-        `disabled_checks`; `jaxext.export_disabled_checks()` returns those of all `custom_calls`.
+        `disabled_checks`; `jaxext.export.disabled_checks()` returns those of all `custom_calls`.
         """
         return EXPORTED if call.splitter is Splitter.LATER else None
 

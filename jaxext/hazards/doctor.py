@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -125,15 +126,14 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"  - and {len(findings) - len(listed)} more"
 
 
-def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | None = None, measure: bool = False, **kwargs) -> Report:
-    """Name the hazards of lax's own products in `fun(*args, **kwargs)`: where they are wrong, crash or are slow, and the cure.
+def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None = None, measure: bool = False) -> Callable[..., Report]:
+    """Return a function of the arguments of `fun` that names the hazards of lax's own products in it, and the cure.
 
-    Also those of jaxext's products that lax's have on CPUs, because XLA computes both.
+    A hazard is a product that is wrong, crashes or is slow.  Those of jaxext's products that lax's have on CPUs are named too, because XLA
+    computes both.  The function is traced, not run.
 
     Args:
-      fun: a function of arrays, or pytrees of them.
-      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.  A sharding may be on a
-        `jax.sharding.AbstractMesh`, of devices that need not be here.
+      fun: a function of arrays, or pytrees of them, of any shapes and dtypes.
       platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
       gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
         Arrays that it closes over are constants, in which no gradient is read.  A training step that computes gradients itself is read
@@ -141,11 +141,13 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
       measure: whether to time lax's product and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
 
     Returns:
-      a `Report`: print it, read its `findings`, or assert that it is `ok`.
+      a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings, and returns a
+      `Report`: print it, read its `findings`, or assert that it is `ok`.  A sharding may be on a `jax.sharding.AbstractMesh`, of devices
+      that need not be here.  Times that are measured are in milliseconds.
 
     Examples:
       >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
-      >>> doctor(loss, jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16)), platform="cpu").ok
+      >>> doctor(loss, platform="cpu")(jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16))).ok
       True
 
     Raises:
@@ -155,40 +157,45 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
       Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
     """
     if not callable(fun):
-        raise TypeError(f"doctor: fun is {told(fun)}, want the function itself, and its arguments after it")
+        raise TypeError(f"doctor: fun is {told(fun)}, want the function itself: doctor(fun)(*args)")
     if not isinstance(gradients, bool | None):
         raise TypeError(f"doctor: gradients is {told(gradients)}, want True, False or None: they are of all floating-point arguments")
     platform = known_platform("doctor", platform)
     if measure and platform != known_platform("doctor", None):
         raise ValueError(f"doctor: measure is set and platform is {told(platform)}, want {known_platform('doctor', None)!r}, which is here")
-    with replacing_lax(False):
-        program = jax.make_jaxpr(fun)(*args, **kwargs)
-        backward = no_loss(program) is None if gradients is None else gradients
-        said = (*remarks(program, backward, gradients),)
-        read = "forward and backward" if backward else "as it stands" if computes_gradients(program) else "forward"
-        leaves, alone = jax.tree.leaves((args, kwargs)), program
-        if backward:
-            fun = with_gradient(fun)
-            program = _traced_gradient(fun, args, kwargs)
-    splits = product_splits(program, [getattr(array, "sharding", None) for array in (*program.consts, *leaves)])
-    said += () if splits.products is not None else (UNKNOWN,)
-    equations = [*_equations(program, splits, platform), *fused_in_own(program, platform)]
-    in_evaluation = [*_fused_in_evaluation(alone, equations)] if backward and platform == "cpu" else []
-    planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
-    findings: dict[tuple, tuple[Finding, Any]] = {}
-    for subject, step in (*equations, *in_evaluation, *planned):
-        for hazard in _hazards(subject):
-            where = place(step)
-            key = hazard.name, subject.key, where.source, where.backward
-            times = where.times + (findings[key][0].times if key in findings else 0)
-            findings[key] = dataclasses.replace(_finding(hazard, subject, where), times=times), subject
-    ordered = sorted(findings.values(), key=lambda pair: ORDER.index(pair[0].what))
-    measured = [
-        dataclasses.replace(finding, measured=compare(subject)) if measure and finding.what == "slow" else finding
-        for finding, subject in ordered
-    ]
-    products = sum(equation.name in PRODUCTS for equation, _ in equations)
-    return Report(platform, jax.__version__, read, products, tuple(measured), _format_mesh(splits.mesh, leaves), refusal, said)
+
+    @functools.wraps(fun)
+    def examined(*args, **kwargs) -> Report:
+        with replacing_lax(False):
+            program = jax.make_jaxpr(fun)(*args, **kwargs)
+            backward = no_loss(program) is None if gradients is None else gradients
+            said = (*remarks(program, backward, gradients),)
+            read = "forward and backward" if backward else "as it stands" if computes_gradients(program) else "forward"
+            leaves, alone = jax.tree.leaves((args, kwargs)), program
+            whole = with_gradient(fun) if backward else fun
+            if backward:
+                program = _traced_gradient(whole, args, kwargs)
+        splits = product_splits(program, [getattr(array, "sharding", None) for array in (*program.consts, *leaves)])
+        said += () if splits.products is not None else (UNKNOWN,)
+        equations = [*_equations(program, splits, platform), *fused_in_own(program, platform)]
+        in_evaluation = [*_fused_in_evaluation(alone, equations)] if backward and platform == "cpu" else []
+        planned, refusal = _planned_in_place(whole, args, kwargs, program, platform)
+        findings: dict[tuple, tuple[Finding, Any]] = {}
+        for subject, step in (*equations, *in_evaluation, *planned):
+            for hazard in _hazards(subject):
+                where = place(step)
+                key = hazard.name, subject.key, where.source, where.backward
+                times = where.times + (findings[key][0].times if key in findings else 0)
+                findings[key] = dataclasses.replace(_finding(hazard, subject, where), times=times), subject
+        ordered = sorted(findings.values(), key=lambda pair: ORDER.index(pair[0].what))
+        measured = [
+            dataclasses.replace(finding, measured=compare(subject)) if measure and finding.what == "slow" else finding
+            for finding, subject in ordered
+        ]
+        products = sum(equation.name in PRODUCTS for equation, _ in equations)
+        return Report(platform, jax.__version__, read, products, tuple(measured), _format_mesh(splits.mesh, leaves), refusal, said)
+
+    return examined
 
 
 def _format_mesh(mesh: Mapping[str, int], leaves: Sequence[Any]) -> str:

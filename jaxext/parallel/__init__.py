@@ -5,21 +5,21 @@ reduce-scatter, experts that are split over devices, convolutions with halo exch
 sends.
 """
 
-from jaxext.parallel.causal_split import causal_conv1d
+from jaxext.parallel.causal_split import halo_causal_conv1d
 from jaxext.parallel.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from jaxext.parallel.cost_model import cost
 from jaxext.parallel.expert_parallel import expert_parallel
-from jaxext.parallel.halo import conv_general_dilated
+from jaxext.parallel.halo import halo_conv
 from jaxext.parallel.split_form import Collective, Cost
 
 __all__ = [
     "Collective",
     "Cost",
     "all_gather_matmul",
-    "causal_conv1d",
-    "conv_general_dilated",
     "cost",
     "expert_parallel",
+    "halo_causal_conv1d",
+    "halo_conv",
     "matmul_reduce_scatter",
 ]
 

@@ -15,9 +15,9 @@ from jaxext.parallel.axes import devices_along
 from jaxext.parallel.halo import edge
 
 
-def causal_conv1d(
+def halo_causal_conv1d(
     x: ArrayLike,
-    weight: ArrayLike,
+    w: ArrayLike,
     bias: ArrayLike | None = None,
     *,
     axis_name,
@@ -32,18 +32,20 @@ def causal_conv1d(
     the next one, by one `jax.lax.ppermute` (with `seq_idx`, two).  If it has fewer, it sends them to as many devices as read them.
 
     Args:
-      x: shape (..., T/n, C), this device's steps.
-      weight, bias, activation, implementation: as in `jaxext.causal_conv1d`, whole.
+      x: shape (..., T/n, C), this device's steps, floating-point.
+      w: shape (k, C), the whole filter.
+      bias, activation, implementation: as in `jaxext.causal_conv1d`, whole.
       axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
-      seq_idx: shape (..., T/n), this device's part.
+      seq_idx: shape (..., T/n), integers, this device's part.
       initial_states: shape (..., k - 1, C), those of the whole sequences; with `seq_idx`, of the first one of each row.
 
     Returns:
-      shape (..., T/n, C), this device's steps of the result.  All derivatives are supported, in both modes.
+      shape (..., T/n, C), this device's steps of the result, with the dtype of x.  All derivatives are supported, in both modes.
 
     Examples:
       >>> mesh, split = jax.make_mesh((jax.device_count(),), ("time",)), jax.P("time")
-      >>> f = jax.shard_map(lambda x, w: causal_conv1d(x, w, axis_name="time"), mesh=mesh, in_specs=(split, jax.P()), out_specs=split)
+      >>> f = functools.partial(halo_causal_conv1d, axis_name="time")
+      >>> f = jax.shard_map(f, mesh=mesh, in_specs=(split, jax.P()), out_specs=split)
       >>> f(jnp.ones((32, 1)), jnp.ones((3, 1)))[:5, 0].tolist()
       [1.0, 2.0, 3.0, 3.0, 3.0]
 
@@ -52,16 +54,16 @@ def causal_conv1d(
       ValueError: `axis_name` is invalid.
       NameError: no `shard_map` or `pmap` around the call binds the axis.
     """
-    name = "causal_conv1d"
+    name = "halo_causal_conv1d"
     devices_along(axis_name, f"{name}: axis_name")
-    arrays = {"x": x, "w": weight} | checks.given(bias=bias, seq_idx=seq_idx)
+    arrays = {"x": x, "w": w} | checks.given(bias=bias, seq_idx=seq_idx)
 
     def of_part(**states):
         return causal.convolution(name, arrays | states, activation, return_final_states=False, implementation=implementation)
 
     # Traced for what it refuses, before shapes are relied on.
     jax.eval_shape(lambda: of_part(**checks.given(initial_states=initial_states)))
-    steps, part = jnp.shape(weight)[0] - 1, jnp.asarray(x)
+    steps, part = jnp.shape(w)[0] - 1, jnp.asarray(x)
     state = edge(part, part.ndim - 2, axis_name, steps, before=True)  # zeros for the first
     states = {"initial_states": state}
     if seq_idx is not None:

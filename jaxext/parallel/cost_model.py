@@ -63,7 +63,7 @@ def cost(
       dtype: of operands and result.
       window_strides, padding, lhs_dilation, rhs_dilation: of the convolution, as in `jax.lax.conv_general_dilated`.
       spatial: how a split spatial axis is computed.  "halo": each device computes its part, as in
-        `jaxext.parallel.conv_general_dilated`.  "gather": each device computes the whole axis, as under `jit`.
+        `jaxext.parallel.halo_conv`.  "gather": each device computes the whole axis, as under `jit`.
       scattered: slot -> the label along which its replicas are scattered.  {"a": "M"} with N split is `all_gather_matmul`, {"c": "M"} with
         K split is `matmul_reduce_scatter`, and {"b": "K"} with M split is data parallelism with scattered parameters ("FSDP", "ZeRO").  The
         two collective matmuls send the same bytes in n-1 collective-permutes.  Under `jit` XLA decides what to gather, and may send more.

@@ -35,41 +35,40 @@ from jaxext.parallel.axes import devices_along
 def expert_parallel(
     experts: Callable[[jax.Array, Any, jax.Array], jax.Array],
     x: ArrayLike,
-    weights: Any,
+    w: Any,
     group_sizes: ArrayLike,
-    axis_name,
     *,
+    axis_name,
     capacity: int | None = None,
 ) -> jax.Array:
     """Apply a mixture's experts, which are split over `axis_name`, to the rows of this device.
 
-    Equals `experts(x, all_weights, group_sizes)` with the weights of all devices.  Call it inside `jax.shard_map` or `jax.pmap`.  Each row
-    is sent to the device of its expert and its result back: what lies between, such as two products and an activation, needs no more
-    communication.
+    Equals `experts(x, w, group_sizes)` with the weights of all devices.  Call it inside `jax.shard_map` or `jax.pmap`.  Each row is sent to
+    the device of its expert and its result back: what lies between, such as two products and an activation, needs no more communication.
 
     Args:
-      experts: `experts(x, weights, group_sizes)` gives a row for each row of x, in any shape after the first axis.  Rows are sorted by
+      experts: `experts(x, w, group_sizes)` gives a row for each row of x, in any shape after the first axis.  Rows are sorted by
         expert, and `group_sizes` counts those of each, as for `jaxext.ragged_dot`, of which it is usually made.  Rows after the last
         group are zero.  It is called with the experts of one device.
-      x: shape (M, ...), this device's rows, sorted by expert, over all experts.
-      weights: a pytree of arrays of shape (E/n, ...), those of this device's experts.  Device i has experts i E/n up to (i + 1) E/n.
+      x: shape (M, ...), this device's rows, of any dtype, sorted by expert, over all experts.
+      w: a pytree of arrays of shape (E/n, ...), the weights of this device's experts.  Device i has experts i E/n up to (i + 1) E/n.
       group_sizes: shape (E,), integers: how many rows of x each of all experts has.
       axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
       capacity: how many rows, at most, a device sends to another one.  Rows beyond it are dropped, those of the last experts first: their
         results and gradients are zero.  None stands for M, which drops none.  A device has memory for n times as many rows.
 
     Returns:
-      shape (M, ...), the results in the places of their rows.  Rows after the last group are zero and not read.  It varies over
-      `axis_name`.
+      shape (M, ...), of the dtype that `experts` gives: the results in the places of their rows.  Rows after the last group are zero and
+      not read.  It varies over `axis_name`.
 
     On CPUs all blocks are sent whole, by an all-to-all.  Elsewhere a ragged all-to-all sends no more than the rows.  All transformations of
     `experts` and of these collectives are supported, including forward and reverse derivatives of any order.
 
     Examples:
-      >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
-      >>> by_expert = jax.P("x")
+      >>> mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+      >>> by_expert = jax.P("i")
       >>> double = lambda x, w, sizes: ragged_dot(x, w, sizes)
-      >>> f = lambda x, w, sizes: expert_parallel(double, x, w, sizes, "x")
+      >>> f = lambda x, w, sizes: expert_parallel(double, x, w, sizes, axis_name="i")
       >>> f = jax.shard_map(f, mesh=mesh, in_specs=(by_expert, by_expert, jax.P()), out_specs=by_expert)
       >>> x, w = jnp.ones((16, 2)), jnp.stack([2 * jnp.eye(2)] * 8)
       >>> jax.jit(f)(x, w, jnp.array([1, 0, 1, 0, 0, 0, 0, 0]))[:4, 0].tolist()
@@ -77,9 +76,9 @@ def expert_parallel(
 
     Raises:
       NameError: no `shard_map` or `pmap` around the call binds the axis.
-      TypeError: `group_sizes` is not of one axis of integers; `x`, or a leaf of the weights, has no axes; `axis_name` is a list;
+      TypeError: `group_sizes` is not of one axis of integers; `x`, or a leaf of w, has no axes; `axis_name` is a list;
         `capacity` is not an int; `experts` is no function, or gives no array.
-      ValueError: n does not divide the number of experts; a leaf of the weights has other than E/n of them; the capacity is negative;
+      ValueError: n does not divide the number of experts; a leaf of w has other than E/n of them; the capacity is negative;
         `experts` gives another number of rows.
     """
     name = "expert_parallel"
@@ -93,12 +92,12 @@ def expert_parallel(
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want one axis of integers")
     if len(sizes) % n or not len(sizes):
         raise ValueError(f"{name}: group_sizes has {len(sizes)} experts, want a multiple of the {n} devices")
-    for path, leaf in jax.tree.leaves_with_path(weights):
+    for path, leaf in jax.tree.leaves_with_path(w):
         if jnp.ndim(leaf) == 0:
-            raise TypeError(f"{name}: weights{jax.tree_util.keystr(path)} has shape (), want an axis of experts")
+            raise TypeError(f"{name}: w{jax.tree_util.keystr(path)} has shape (), want an axis of experts")
         if leaf.shape[0] != len(sizes) // n:
             of = f"{len(sizes)} experts on {n} devices"
-            raise ValueError(f"{name}: weights{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
+            raise ValueError(f"{name}: w{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
         raise TypeError(f"{name}: capacity is {told(capacity)}, want a number of rows or None")
     if capacity is not None and capacity < 0:
@@ -115,7 +114,7 @@ def expert_parallel(
 
     between = own, sent.sum(1, dtype=jnp.int32), arrived.sum(1, dtype=jnp.int32)
     there = exchange.go(rows, *between)
-    y = experts(order.by_expert(there), weights, arrived.sum(0, dtype=jnp.int32))
+    y = experts(order.by_expert(there), w, arrived.sum(0, dtype=jnp.int32))
     if not isinstance(y, jax.Array | np.ndarray):
         raise TypeError(f"{name}: experts gives {told(y)}, want an array of {len(there)} rows, as many as it is given")
     if y.ndim == 0 or len(y) != len(there):

@@ -26,9 +26,9 @@ from jaxext.parallel.axes import devices_along
 from jaxext.parallel.shards import Part, senders
 
 
-def conv_general_dilated(
-    lhs: jax.Array,
-    rhs: jax.Array,
+def halo_conv(
+    x: jax.Array,
+    w: jax.Array,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None = None,
@@ -51,8 +51,9 @@ def conv_general_dilated(
     for each distance.  The convolution starts when all rows have arrived.
 
     Args:
-      lhs: this device's part of the input, of rank n + 2.
-      rhs: the whole filter, of rank n + 2.
+      x: shape (N, C, H/D, ...), this device's part of the input, of n spatial axes, floating-point or integer; `dimension_numbers` may put
+        the axes in another order.
+      w: shape (O, I, R, ...), the whole filter.
       padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, of the whole image.  Negative padding crops.
       axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, a tuple of axes in mesh
         order, or None if it is not split.
@@ -61,9 +62,10 @@ def conv_general_dilated(
       precision, preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
 
     Returns:
-      this device's part of the convolution.  All derivatives are supported, in both modes.  With `check_vma=True` the gradient of a
-      replicated filter is summed over the devices.  With `check_vma=False`, and in `pmap`, the caller must do that `psum`.  If an automatic
-      axis splits the filter's output channels, XLA sums the image's gradient with its halo; a `shard_map` over both axes sends less.
+      shape (N, O, P/D, ...), this device's part of the convolution, with the dtype of `jaxext.conv_general_dilated`.  All derivatives are
+      supported, in both modes.  With `check_vma=True` the gradient of a replicated filter is summed over the devices.  With
+      `check_vma=False`, and in `pmap`, the caller must do that `psum`.  If an automatic axis splits the filter's output channels, XLA sums
+      the image's gradient with its halo; a `shard_map` over both axes sends less.
 
     Raises:
       Exception: any error that `jaxext.conv_general_dilated` raises for the whole image.
@@ -73,7 +75,7 @@ def conv_general_dilated(
 
     Examples:
       >>> mesh, split = jax.make_mesh((jax.device_count(),), ("rows",)), jax.P(None, "rows")
-      >>> conv = functools.partial(conv_general_dilated, window_strides=(2, 2), padding="SAME", axis_names=("rows", None))
+      >>> conv = functools.partial(halo_conv, window_strides=(2, 2), padding="SAME", axis_names=("rows", None))
       >>> conv = functools.partial(conv, dimension_numbers=("NHWC", "HWIO", "NHWC"))
       >>> conv = jax.jit(jax.shard_map(conv, mesh=mesh, in_specs=(split, jax.P()), out_specs=split))
       >>> conv(jax.device_put(jnp.ones((2, 64, 32, 3)), jax.NamedSharding(mesh, split)), jnp.ones((5, 5, 3, 16))).shape
@@ -90,33 +92,33 @@ def conv_general_dilated(
         preferred_element_type=preferred_element_type,
         implementation=implementation,
     )
-    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    spatial = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers).lhs_spec[2:]
+    x, w = jnp.asarray(x), jnp.asarray(w)
+    spatial = lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers).lhs_spec[2:]
     sizes = _sizes(axis_names, len(spatial))
-    image = list(lhs.shape)
+    image = list(x.shape)
     for axis, n in zip(spatial, sizes, strict=True):
         image[axis] *= n
-    window = _window(functools.partial(conv, padding=padding, lhs_dilation=lhs_dilation), jax.ShapeDtypeStruct(image, lhs.dtype), rhs)
+    window = _window(functools.partial(conv, padding=padding, lhs_dilation=lhs_dilation), jax.ShapeDtypeStruct(image, x.dtype), w)
     parts = {i: _part(window, i, axis_names[i], n) for i, n in enumerate(sizes) if n > 1}
     # Align before the exchange: otherwise the gradient's psum over devices that split the filter's channels would include the halo.
-    lhs, rhs = align_varying(lhs, rhs)
+    x, w = align_varying(x, w)
     for i, part in parts.items():  # later axes also send the halos of earlier ones, so corners are included
-        lhs = _exchange(lhs, spatial[i], axis_names[i], part)
+        x = _exchange(x, spatial[i], axis_names[i], part)
     paddings, dilations = list(window.padding), list(window.input_dilation)
     for i, part in parts.items():
-        lhs = _take(lhs, spatial[i], axis_names[i], part)
+        x = _take(x, spatial[i], axis_names[i], part)
         paddings[i], dilations[i] = part.padding, part.input_dilation
-    return conv(lhs, rhs, padding=paddings, lhs_dilation=dilations)
+    return conv(x, w, padding=paddings, lhs_dilation=dilations)
 
 
 def _sizes(axis_names, rank) -> list[int]:
     """The number of devices along each spatial axis."""
     if isinstance(axis_names, str) or not isinstance(axis_names, Sequence) or len(axis_names) != rank:
-        raise ValueError(f"conv_general_dilated: axis_names is {told(axis_names)}, want one entry for each of {rank} spatial axes")
-    sizes = [1 if entry is None else devices_along(entry, f"conv_general_dilated: axis_names[{i}]") for i, entry in enumerate(axis_names)]
+        raise ValueError(f"halo_conv: axis_names is {told(axis_names)}, want one entry for each of {rank} spatial axes")
+    sizes = [1 if entry is None else devices_along(entry, f"halo_conv: axis_names[{i}]") for i, entry in enumerate(axis_names)]
     names = [name for entry in axis_names if entry is not None for name in (entry if isinstance(entry, tuple) else (entry,))]
     if len(set(names)) < len(names):
-        raise ValueError(f"conv_general_dilated: axis_names is {told(axis_names)}, want no mesh axis twice")
+        raise ValueError(f"halo_conv: axis_names is {told(axis_names)}, want no mesh axis twice")
     return sizes
 
 
@@ -139,7 +141,7 @@ def _part(window, i, name, n) -> Part:
     if window.output[i] % n:
         more = window.stride[i] * (-window.output[i] % n)
         raise ValueError(
-            f"conv_general_dilated: the output has {window.output[i]} rows along spatial axis {i}, want a multiple of {n}, the devices of"
+            f"halo_conv: the output has {window.output[i]} rows along spatial axis {i}, want a multiple of {n}, the devices of"
             f" {name!r}: {more} rows of padding more would do, it is {window.padding[i]}"
         )
     return Part.of(window, i, n)

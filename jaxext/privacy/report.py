@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,6 +81,7 @@ def explain(
     """
     function = function_of("explain", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
 
+    @functools.wraps(fun)
     def explained(*args: Any) -> Report:
         found = []
 

@@ -62,9 +62,9 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
       UserWarning: the file is not a table, or has measurements of this device with other versions or code.
 
     Examples:
-      >>> jaxext.tune(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
+      >>> jaxext.tune(jaxext.matmul, table="tables.json")(jnp.ones((64, 32)), jnp.ones((32, 16)))
       >>> with jaxext.use_table("tables.json"):
-      ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
+      ...     print(jaxext.explain(jaxext.matmul)(jnp.ones((64, 32)), jnp.ones((32, 16))))
     """
     if table is None:
         return Scope("use_table", _used, _File("no table", ()))

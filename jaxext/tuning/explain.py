@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -137,37 +138,46 @@ def geometry(window: Window) -> str:
     )
 
 
-def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Explanation:
-    """List every jaxext product that `fun(*args, **kwargs)` runs, with the implementation that computes it.
+def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Explanation]:
+    """Return a function of the arguments of `fun` that lists its jaxext products, with the implementation that computes each.
 
-    To see a backward pass, explain `jax.grad(loss)`.  Every branch of a `cond` counts.  Shapes are those of the program as written: per
-    device inside a `shard_map`, global under `jit`, where XLA decides the shardings later.
+    It traces `fun` and runs nothing.  To see a backward pass, explain `jax.grad(loss)`.  Every branch of a `cond` counts.  Shapes are those
+    of the program as written: per device inside a `shard_map`, global under `jit`, where XLA decides the shardings later.
 
     Args:
-      fun: a function of arrays, or pytrees of them.
-      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays.
+      fun: a function of arrays, or pytrees of them, of any shapes and dtypes.
       platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
 
     Returns:
-      an `Explanation`: print it, or read its `rows`.
+      a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, and returns an `Explanation`: print it,
+      or read its `rows`.  Times that are estimated are in milliseconds.
+
+    Examples:
+      >>> (row,) = explain(jaxext.matmul, platform="cpu")(jnp.ones((2, 3)), jnp.ones((3, 4))).rows
+      >>> row.op, row.operands, row.result, row.chosen
+      ('matmul_nn', ('a:f32[2,3]', 'b:f32[3,4]'), 'c:f32[2,4]', 'xla')
 
     Raises:
       TypeError: `fun` is not callable.
       ValueError: `platform` is unknown.
     """
     if not callable(fun):
-        raise TypeError(f"explain: fun is {told(fun)}, want the function itself, and its arguments after it")
+        raise TypeError(f"explain: fun is {told(fun)}, want the function itself: explain(fun)(*args)")
     platform = known_platform("explain", platform)
-    jaxpr = jax.make_jaxpr(fun)(*args, **kwargs)
-    rows: dict[tuple, Explained] = {}
-    for eqn, stored, times in _products(jaxpr.jaxpr):
-        row = _row(eqn, stored, platform)
-        key = (row.op, row.operands, row.result, *eqn.params.values())
-        if (equal := rows.get(key)) is not None:
-            layouts = dict.fromkeys([*equal.layout.split(" or "), row.layout])
-            row = dataclasses.replace(equal, layout=" or ".join(layouts))
-        rows[key] = dataclasses.replace(row, times=times + (equal.times if equal else 0))
-    return Explanation(platform, tuple(rows.values()))
+
+    @functools.wraps(fun)
+    def explained(*args, **kwargs) -> Explanation:
+        rows: dict[tuple, Explained] = {}
+        for eqn, stored, times in _products(jax.make_jaxpr(fun)(*args, **kwargs).jaxpr):
+            row = _row(eqn, stored, platform)
+            key = (row.op, row.operands, row.result, *eqn.params.values())
+            if (equal := rows.get(key)) is not None:
+                layouts = dict.fromkeys([*equal.layout.split(" or "), row.layout])
+                row = dataclasses.replace(equal, layout=" or ".join(layouts))
+            rows[key] = dataclasses.replace(row, times=times + (equal.times if equal else 0))
+        return Explanation(platform, tuple(rows.values()))
+
+    return explained
 
 
 def known_platform(asked_by: str, platform: str | None) -> str:

@@ -6,6 +6,7 @@ The function and its gradient are lowered, and each `Call` that is looked up mea
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import warnings
@@ -49,34 +50,35 @@ class Tuned:
 
 def tune(
     fun: Callable,
-    *args,
+    *,
     backward: bool = True,
     candidates: int = 8,
     table: str | os.PathLike | None = None,
     progress: Callable[[Trial, int, int], None] | None = None,
-    **kwargs,
-) -> Tuned:
-    """Measure the implementations of each jaxext product of `fun(*args, **kwargs)` on this machine, and store the times in a table.
+) -> Callable[..., Tuned]:
+    """Return a function of the arguments of `fun` that measures the implementations of its products and stores the times in a table.
 
-    The function itself is not run.  Its products are run on random operands of the same shapes, on the default device.  New measurements
-    of a product replace old ones.  Programs lowered later use the fastest correct candidate, which may be XLA's, or the preferred one if
-    the ranges of their times overlap.  The default table takes effect in later processes, since a process reads it once.
+    The function itself is not run.  Its jaxext products are run on random operands of the same shapes and dtypes, on the default device of
+    this machine.  New measurements of a product replace old ones.  Programs lowered later use the fastest correct candidate, which may be
+    XLA's, or the preferred one if the ranges of their times overlap.  The default table takes effect in later processes, since a process
+    reads it once.
 
     Args:
-      fun: a function of arrays, or pytrees of them.
-      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.
+      fun: a function of arrays, or pytrees of them, of any shapes and dtypes.
       backward: whether to measure the products of its gradient in all floating-point arguments as well.
       candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.
       table: the file.  None is the default table, in the user's cache directory.
       progress: called after each product with its `Trial`, the number of products done, and the total.
 
     Returns:
-      a `Tuned`: print it, read its `rows`, or pass it to `use_table`.
+      a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings, and returns a
+      `Tuned`: print it, read its `rows`, whose times are in milliseconds, or pass it to `use_table`.
 
     Examples:
-      >>> tuned = tune(lambda x, w: jnp.tanh(jaxext.matmul(x, w)), jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
+      >>> x, w = jnp.ones((64, 32)), jnp.ones((32, 16))
+      >>> tuned = tune(lambda x, w: jnp.tanh(jaxext.matmul(x, w)), table="tables.json")(x, w)
       >>> with jaxext.use_table(tuned):
-      ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
+      ...     print(jaxext.explain(jaxext.matmul)(x, w))
 
     Raises:
       RuntimeError: this run has several processes, or jax is tracing the caller.
@@ -89,34 +91,39 @@ def tune(
       UserWarning: a candidate's result is wrong, so it is not stored; measuring a product failed, so it is left out; or the function has no
         jaxext products.
     """
-    if (processes := jax.process_count()) > 1:
-        raise RuntimeError(f"tune: this run has {processes} processes, want one: tune in it, and give all the same table (`use_table`)")
     if not callable(fun):
-        raise TypeError(f"tune: fun is {told(fun)}, want the function itself, and its arguments after it")
-    if any(isinstance(x, Tracer) for x in [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]):
-        raise RuntimeError(
-            "tune: jax is tracing the function that calls it (jit, grad, vmap, scan), so nothing can be timed: call it outside, with "
-            "arrays or jax.ShapeDtypeStructs"
-        )
+        raise TypeError(f"tune: fun is {told(fun)}, want the function itself: tune(fun)(*args)")
     if not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"tune: candidates is {told(candidates)}, want a whole number from 1 on")
-    path = pathlib.Path(table_file.default_path() if table is None else table)
-    table_file.check_writable(path)
-    calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
-    if not calls:
-        warnings.warn(f"tune: {NOTHING}", stacklevel=2)
-    context, (clock, _) = in_force.context(environment.default_platform()), timing.timer()
-    rows: list[Trial] = []
-    for (problem, unanswered), call in calls.items():
-        row = Trial(problem, skipped=unanswered) if unanswered else _measured(problem, call, candidates, clock)
-        if row.winner:
-            table_file.write(path, context, {problem: row.measurements})
-        if wrong := [str(c) for c in row.candidates if c.wrong]:
-            warnings.warn(f"tune: wrong results of {problem}: {'; '.join(wrong)}", stacklevel=2)
-        rows.append(row)
-        if progress is not None:
-            progress(row, len(rows), len(calls))
-    return Tuned(context.device, clock.name, path, tuple(rows))
+
+    @functools.wraps(fun)
+    def tuned(*args, **kwargs) -> Tuned:
+        if (processes := jax.process_count()) > 1:
+            raise RuntimeError(f"tune: this run has {processes} processes, want one: tune in it, and give all the same table (`use_table`)")
+        if any(isinstance(x, Tracer) for x in [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]):
+            raise RuntimeError(
+                "tune: jax is tracing the function that calls it (jit, grad, vmap, scan), so nothing can be timed: call it outside, with "
+                "arrays or jax.ShapeDtypeStructs"
+            )
+        path = pathlib.Path(table_file.default_path() if table is None else table)
+        table_file.check_writable(path)
+        calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
+        if not calls:
+            warnings.warn(f"tune: {NOTHING}", stacklevel=2)
+        context, (clock, _) = in_force.context(environment.default_platform()), timing.timer()
+        rows: list[Trial] = []
+        for (problem, unanswered), call in calls.items():
+            row = Trial(problem, skipped=unanswered) if unanswered else _measured(problem, call, candidates, clock)
+            if row.winner:
+                table_file.write(path, context, {problem: row.measurements})
+            if wrong := [str(c) for c in row.candidates if c.wrong]:
+                warnings.warn(f"tune: wrong results of {problem}: {'; '.join(wrong)}", stacklevel=2)
+            rows.append(row)
+            if progress is not None:
+                progress(row, len(rows), len(calls))
+        return Tuned(context.device, clock.name, path, tuple(rows))
+
+    return tuned
 
 
 def _measured(problem: str, call: Call, candidates: int, clock: timing.Clock) -> Trial:

@@ -272,7 +272,7 @@ def test_named_case(case, dtype):
     program, args = value_and_gradients(case, ours(case)), case.operands(dtype, integers=True)
     y = jax.eval_shape(lambda x, w: case.run(case.op, x, w), *args)
     args = (*args, np.zeros(y.shape, y.dtype))
-    if all(row.chosen == "cuda" for row in jaxext.explain(program, *args).rows):
+    if all(row.chosen == "cuda" for row in jaxext.explain(program)(*args).rows):
         verify(case, dtype, SUMS)
     else:
         with pytest.raises(NotImplementedError, match="implementation 'cuda' does not support this call: "):

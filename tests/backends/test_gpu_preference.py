@@ -183,7 +183,7 @@ def rows(monkeypatch):
 
 
 def explained(function, args, role):
-    (row,) = (row for row in jaxext.explain(function(jaxext.conv_general_dilated), *args, platform="cuda").rows if row.op.endswith(role))
+    (row,) = (row for row in jaxext.explain(function(jaxext.conv_general_dilated), platform="cuda")(*args).rows if row.op.endswith(role))
     return row
 
 
@@ -207,7 +207,7 @@ def test_the_dtype_of_a_bias_changes_no_row(dtype, rows):
     numbers = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=64)
     args = struct(*IMAGE, dtype=BF16), struct(3, 3, 1, 64, dtype=BF16), struct(64, dtype=dtype)
     with jaxext.use_target("sm_90a"):
-        (row,) = jaxext.explain(lambda x, w, bias: jaxext.conv_bias_act(x, w, **numbers, bias=bias), *args, platform="cuda").rows
+        (row,) = jaxext.explain(lambda x, w, bias: jaxext.conv_bias_act(x, w, **numbers, bias=bias), platform="cuda")(*args).rows
     assert row.chosen == "triton" and rows[row.op].reason == DEPTHWISE
 
 
@@ -243,7 +243,7 @@ def gradient_of_weights(w, x, sizes):
 
 
 def quantized(x, weight, scale):
-    return jaxext.quantized_matmul(x, jaxext.Quantized(weight, scale))
+    return jaxext.quantized_matmul(x, jaxext.quantization.Quantized(weight, scale))
 
 
 def weights(rows, groups):
@@ -282,7 +282,7 @@ OTHERS = {
 def test_other_products(name):
     fun, args, call, *reason = OTHERS[name]
     with jaxext.use_target("sm_90a"):
-        *_, row = jaxext.explain(fun, *args, platform="cuda").rows
+        *_, row = jaxext.explain(fun, platform="cuda")(*args).rows
         called = custom_calls(jax.jit(fun).trace(*args).lower(lowering_platforms=("cuda",)))
     assert [name.removesuffix("_ffi") for name in called] == ([call] if call else [])
     assert row.chosen == {None: "xla", "triton_kernel_call": "triton"}.get(call, "cuda")

@@ -135,7 +135,7 @@ def written(x, w):
 
 def test_barriers_stand_around_a_kernel(kernels):
     """In every version of XLA, seen or not; it looks through one of several arrays."""
-    lowered = jaxext.lower_for(flat, struct(64, 64), struct(5000), arch="sm_90a")
+    lowered = jaxext.export.lower_for(flat, arch="sm_90a")(struct(64, 64), struct(5000))
     calls = (op for op in operations(lowered) if op.name == "stablehlo.custom_call")
     (call,) = (op for op in calls if OURS.search(str(op.attributes["call_target_name"])))
     (after,) = (use.owner for use in call.results[0].uses)
@@ -239,8 +239,8 @@ conv_bias_act = lambda x, w, b, r: jaxext.conv_bias_act(x, w, (1, 1), "SAME", di
 causal = functools.partial(jaxext.causal_conv1d, activation="silu")
 with_state = lambda x, w, b, state: causal(x, w, b, initial_states=state)
 packed = lambda x, w, b, sequences: causal(x, w, b, seq_idx=sequences)
-quantized = lambda x, weight, scale: jaxext.quantized_matmul(x, jaxext.Quantized(weight, scale))
-of_bytes = lambda x, packed, scale: quantized(x, jaxext.unpack_int4(packed), scale)
+quantized = lambda x, weight, scale: jaxext.quantized_matmul(x, jaxext.quantization.Quantized(weight, scale))
+of_bytes = lambda x, packed, scale: quantized(x, jaxext.quantization.unpack_int4(packed), scale)
 step_of_newton_schulz = functools.partial(jaxext.newton_schulz, steps=1)
 
 

@@ -136,7 +136,7 @@ def test_what_there_is_not(arguments, sentence, monkeypatch):
 def test_no_table_counts(monkeypatch):
     """Or to have tuned between two reports would be told as a change of the code."""
     seen = []
-    explain = functools.partial(jaxext.explain, CONV.case("fprop", "float32").build("jaxext"), *struct(CONV.case("fprop", "float32")))
+    explain = functools.partial(jaxext.explain(CONV.case("fprop", "float32").build("jaxext")), *struct(CONV.case("fprop", "float32")))
     monkeypatch.setattr(cells, "measure", lambda *_: seen.append(explain().rows[0].how) or sys.exit())
     monkeypatch.setattr(cells, "ceilings", lambda *_: {"copy": 1e9})
     (usual,) = explain().rows
@@ -406,7 +406,7 @@ def test_a_mixture_is_measured_too(monkeypatch):
     """What jaxext takes by itself is a library of its own where it is none of the others."""
 
     def rows(*names):
-        return lambda *_: types.SimpleNamespace(rows=[types.SimpleNamespace(chosen=name, how="so", refused={}) for name in names])
+        return lambda _: lambda *_: types.SimpleNamespace(rows=[types.SimpleNamespace(chosen=name, how="so", refused={}) for name in names])
 
     for names, there in ((("xla", "triton"), True), (("xla", "xla"), False)):
         monkeypatch.setattr(cells.jaxext, "explain", rows(*names))

@@ -258,7 +258,7 @@ def test_cases_with_targets_are_calls_of_kernels(problem):
     for case in problem.cases():
         if "cuda" not in targets(case, "gpu"):
             continue
-        text = jaxext.lower_for(case.build("cuda"), *structs(case), arch="sm_90a").as_text()
+        text = jaxext.export.lower_for(case.build("cuda"), arch="sm_90a")(*structs(case)).as_text()
         (target,) = re.findall(r"jaxext_\w+_v1", text)
         (operands,) = re.findall(rf"@{target}\(.*: \((.*)\) ->", text)
         ranks = [sizes.count("x") for sizes in re.findall(r"tensor<(\S+)>", operands)]

@@ -100,7 +100,7 @@ def test_explain_in_place_of_lax(capsys, module):
 
 def test_tune_takes_the_same(capsys, module, monkeypatch):
     asked = []
-    monkeypatch.setattr("jaxext.tune", lambda fun, *arrays, **_: asked.append((fun.__name__, arrays, replacing_lax.value)))
+    monkeypatch.setattr("jaxext.tune", lambda fun, **_: lambda *arrays: asked.append((fun.__name__, arrays, replacing_lax.value)))
     command.main(["tune", "users_layers:layer", PARAMS, "f32[3,4]", "--table", "t.json"])
     command.main(["tune", "users_layers:of_lax", "[]", "None", "--in-place-of-lax", "--table", "t.json"])
     params = {"w": struct(4, 5), "b": struct(1, 5)}

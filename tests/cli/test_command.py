@@ -259,7 +259,7 @@ def test_info_tells_the_table(capsys, cache, monkeypatch):
 
 def test_explain_says_what_explain_says(capsys):
     x, w = jax.ShapeDtypeStruct((8, 4), jnp.float32), jax.ShapeDtypeStruct((4, 2), jnp.float32)
-    want = jaxext.explain(jaxext.matmul, x, w)
+    want = jaxext.explain(jaxext.matmul)(x, w)
     assert json.loads(said(capsys, *MATMUL, "--json")) == json.loads(json.dumps(dataclasses.asdict(want)))
     assert said(capsys, *MATMUL) == f"{want}\n"
 

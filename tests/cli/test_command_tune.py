@@ -41,12 +41,13 @@ def stand_in_for_tune(monkeypatch):
     """What `jaxext.tune` is asked; it finds a candidate that is wrong in whatever has a 7 in its shapes."""
     asked = []
 
-    def tune(fun, *arrays, progress, **options):
-        asked.append(([(x.shape, x.dtype.name) for x in arrays], options))
-        wrong = trial.Candidate("triton", {}, error=(math.nan, math.nan), wrong=any(7 in x.shape for x in arrays))
-        row = trial.Trial("conv", candidates=(wrong,))
-        progress(row, 1, 1)
-        return jaxext.Tuned("a device", "a clock", pathlib.Path("t.json"), (row,))
+    def tune(fun, *, progress, **options):
+        def tuned(*arrays):
+            asked.append(([(x.shape, x.dtype.name) for x in arrays], options))
+            wrong = trial.Candidate("triton", {}, error=(math.nan, math.nan), wrong=any(7 in x.shape for x in arrays))
+            progress(trial.Trial("conv", candidates=(wrong,)), 1, 1)
+
+        return tuned
 
     monkeypatch.setattr(jaxext, "tune", tune)
     return asked
@@ -62,9 +63,12 @@ def test_tune_interrupted(capsys, stand_in_for_tune, monkeypatch):
     """What was measured before is told."""
     tune = jaxext.tune
 
-    def interrupted(*arguments, **options):
-        tune(*arguments, **options)
-        raise KeyboardInterrupt
+    def interrupted(fun, **options):
+        def tuned(*arrays):
+            tune(fun, **options)(*arrays)
+            raise KeyboardInterrupt
+
+        return tuned
 
     monkeypatch.setattr(jaxext, "tune", interrupted)
     document = json.loads(said(capsys, "tune", "jax.numpy:sin", "f32[8]", "--json", status=130))

@@ -100,10 +100,10 @@ def test_no_transpose_in_a_companion(product):
 
 
 def test_the_tools_see_all_operands(product, tmp_path):
-    (row,) = jaxext.explain(product, X, W, S).rows
+    (row,) = jaxext.explain(product)(X, W, S).rows
     assert row.operands == ("x:f32[4,6]", "w:f32[6,8]", "s:f32[8]") and row.chosen == "xla"
     assert row.problem == "scaled_y B=1 N=4 K=6 M=8 float32 float32 float32 -> float32 precision=default"
-    (tuned,) = jaxext.tune(product, X, W, S, backward=False, table=tmp_path / "table.json").rows
+    (tuned,) = jaxext.tune(product, backward=False, table=tmp_path / "table.json")(X, W, S).rows
     assert tuned.winner is not None and tuned.problem == row.problem
     assert cost("scaled", {"M": 2}, sizes=dict(N=4, K=6, M=8))["y"].held == {"x": 4 * 24, "w": 4 * 24, "s": 4 * 4, "y": 4 * 16}
     error, _ = relative_error(product(X, W, S), reference(*(a.astype(np.float64) for a in (X, W, S))))
@@ -112,7 +112,7 @@ def test_the_tools_see_all_operands(product, tmp_path):
 
 def test_a_kernel_is_called_with_all_operands(product):
     """Compiled for a GPU that need not be there; values are compared in the interpreter (tests/kernels)."""
-    lowered = jaxext.lower_for(jax.grad(lambda *args: product(*args, implementation="triton").sum(), (0, 1)), X, W, S, arch="sm_90a")
+    lowered = jaxext.export.lower_for(jax.grad(lambda *args: product(*args, implementation="triton").sum(), (0, 1)), arch="sm_90a")(X, W, S)
     (target,) = custom_calls(lowered)
     calls = [op for op in operations(lowered) if op.name == "stablehlo.custom_call"]
     assert target.startswith("triton_kernel_call") and [len(op.operands) for op in calls] == [3, 3]  # XLA drops the forward product

@@ -42,7 +42,7 @@ SPLIT = struct(8, 16, 16, 8, mesh=GRID, spec=P("data"))
 
 
 def found(fun, *args, **how):
-    return [(f.hazard, f.where, f.times) for f in jaxext.doctor(fun, *args, platform="cpu", **how).findings]
+    return [(f.hazard, f.where, f.times) for f in jaxext.doctor(fun, platform="cpu", **how)(*args).findings]
 
 
 def scanned(x, w):
@@ -130,7 +130,7 @@ def test_a_function_that_is_called_twice_is_split_twice():
     dense = jax.jit(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC))
     w = struct(3, 3, 8, 8, mesh=GRID, spec=P(None, None, None, "data"))
     rows, whole = (struct(8, 16, 16, 8, mesh=GRID, spec=spec) for spec in (P(None, "model"), P()))
-    report = jaxext.doctor(lambda w, x, y: (dense(x, w), dense(y, w)), w, rows, whole, platform="cpu")
+    report = jaxext.doctor(lambda w, x, y: (dense(x, w), dense(y, w)), platform="cpu")(w, rows, whole)
     (finding,) = (each for each in report.findings if each.hazard == GROUPED)
     assert finding.times == 1 and "f32[8,16@model,16,8]" in finding.product and report.products == 2
 
@@ -144,7 +144,7 @@ def without_shardy():
 
 
 def test_the_report_says_that_xla_could_not_be_asked(without_shardy):
-    report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), W, SPLIT, platform="cpu")
+    report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), platform="cpu")(W, SPLIT)
     assert report.ok and report.devices.startswith("a mesh of data 4, model 2") and report.remarks[-1].startswith("XLA could not be asked")
 
 
@@ -167,7 +167,7 @@ def test_what_xla_does_not_look_into(use):
     pointwise = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=2)
     x, w = struct(8, 8, 8, 8, mesh=GRID, spec=P("data", None, None, "model")), struct(1, 1, 4, 8)
     for platform in ("cpu", "cuda"):
-        report = jaxext.doctor(lambda x, w: use(pointwise(x, w)), x, w, platform=platform)
+        report = jaxext.doctor(lambda x, w: use(pointwise(x, w)), platform=platform)(x, w)
         assert "WRONG: pointwise groups split over devices" in str(report)
 
 
@@ -184,20 +184,20 @@ def test_gradients_beside_what_xla_does_not_look_into(same, ok):
     """XLA has the results of kernels and callbacks whole, also of images that are split: filters behind them have right gradients."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     x, w = struct(8, 4, 4, 8, mesh=mesh, spec=P("data")), struct(3, 3, 1, 8, mesh=mesh, spec=P())
-    report = jaxext.doctor(lambda w, x: (depthwise(same(x), w) ** 2).mean(), w, x, platform="cpu", gradients=False)
+    report = jaxext.doctor(lambda w, x: (depthwise(same(x), w) ** 2).mean(), platform="cpu", gradients=False)(w, x)
     assert report.ok
     images = jax.custom_vjp(same)
     images.defvjp(lambda x: (same(x), None), lambda _, ct: (ct,))
     for platform in ("cpu", "cuda"):
-        assert jaxext.doctor(lambda w, x: (depthwise(images(x), w) ** 2).mean(), w, x, platform=platform).ok == ok
+        assert jaxext.doctor(lambda w, x: (depthwise(images(x), w) ** 2).mean(), platform=platform)(w, x).ok == ok
 
 
 def test_the_report_says_which_mesh_was_assumed():
-    report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), W, SPLIT, platform="cpu")
+    report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), platform="cpu")(W, SPLIT)
     assert report.devices == "a mesh of data 4, model 2 (without a sharding, so whole on each device: 1 of 2 arguments)"
     assert f" of lax on cpu, {report.devices}, forward and backward, jax " in str(report).partition("\n")[0]
-    assert jaxext.doctor(depthwise, SPLIT, struct(3, 3, 1, 8, mesh=GRID, spec=P()), platform="cpu").devices == "a mesh of data 4, model 2"
-    assert jaxext.doctor(depthwise, X, W, platform="cpu").devices == "one device"
+    assert jaxext.doctor(depthwise, platform="cpu")(SPLIT, struct(3, 3, 1, 8, mesh=GRID, spec=P())).devices == "a mesh of data 4, model 2"
+    assert jaxext.doctor(depthwise, platform="cpu")(X, W).devices == "one device"
 
 
 def test_arrays_that_the_function_closes_over():
@@ -212,7 +212,7 @@ def test_what_lax_computes_wrongly_and_jaxext_refuses():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
         images = jax.device_put(jnp.ones((8, 16, 16, 8), np.float32), NamedSharding(mesh, P(None, "data")))
-        report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), jnp.ones((3, 3, 1, 8), np.float32), images, platform="cpu")
+        report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), platform="cpu")(jnp.ones((3, 3, 1, 8), np.float32), images)
     assert not report.ok and "ShardingTypeError" in str(report.refusal) and "what is slow is not known" in str(report)
 
 
@@ -221,7 +221,7 @@ def test_products_of_a_pallas_kernel_are_not_of_xla():
         z[...] = x[...] @ y[...]
 
     call = pl.pallas_call(kernel, out_shape=struct(8, 8), interpret=True)
-    report = jaxext.doctor(call, struct(8, 8), struct(8, 8), platform="cuda")
+    report = jaxext.doctor(call, platform="cuda")(struct(8, 8), struct(8, 8))
     assert report.findings == () and report.products == 0
 
 
@@ -266,22 +266,22 @@ def test_the_gradient_of_a_loss_and_of_nothing_else():
     assert {where for _, where, _ in found(depthwise, X, W)} == {"forward"}
     assert {where for _, where, _ in found(depthwise, X, W, gradients=True)} == {"forward", "backward"}
     assert {where for _, where, _ in found(jax.grad(loss), X, W)} == {"forward", "backward"}
-    assert jaxext.doctor(loss, X, W).read == "forward and backward" and jaxext.doctor(depthwise, X, W).read == "forward"
+    assert jaxext.doctor(loss)(X, W).read == "forward and backward" and jaxext.doctor(depthwise)(X, W).read == "forward"
 
 
 def test_constants_among_the_operands():
     """A function that closes over its parameters has fewer gradients, and the report says so."""
     images, filters = np.ones(X.shape, np.float32), np.ones(W.shape, np.float32)
-    report = jaxext.doctor(lambda x: (depthwise(x, filters) ** 2).sum(), SPLIT, platform="cpu")
+    report = jaxext.doctor(lambda x: (depthwise(x, filters) ** 2).sum(), platform="cpu")(SPLIT)
     (remark,) = report.remarks
     assert remark.startswith("1 product has an operand made of arrays that the function closes over (f32[3,3,1,8]). These are constants")
     assert "No gradient in them is read" in remark and "pass them as arguments" in remark and "pass them as arguments" in str(report)
-    whole = jaxext.doctor(lambda x, w: (depthwise(x, w) ** 2).sum(), SPLIT, W, platform="cpu")
+    whole = jaxext.doctor(lambda x, w: (depthwise(x, w) ** 2).sum(), platform="cpu")(SPLIT, W)
     assert whole.remarks == () and report.ok and not whole.ok  # the gradient of the filter is wrong
-    none = jaxext.doctor(lambda i: depthwise(images, filters)[i].sum(), struct(dtype=np.int32), platform="cpu")
+    none = jaxext.doctor(lambda i: depthwise(images, filters)[i].sum(), platform="cpu")(struct(dtype=np.int32))
     assert none.read == "forward" and none.remarks[0] == "No gradient is read, since no argument is a floating-point array."
     assert "(f32[3,3,1,8], f32[8,16,16,8])" in none.remarks[1]
-    ours = jaxext.doctor(jaxext.in_place_of_lax()(lambda x: (depthwise(x, filters) ** 2).sum()), X, platform="cpu")
+    ours = jaxext.doctor(jaxext.in_place_of_lax()(lambda x: (depthwise(x, filters) ** 2).sum()), platform="cpu")(X)
     assert len(ours.remarks) == 1 and "closes over (f32[3,3,1,8])" in ours.remarks[0]
 
 
@@ -298,17 +298,17 @@ CLOSING = dict(
 
 @pytest.mark.parametrize("name", CLOSING)
 def test_constants_are_seen_through(name):
-    assert "1 product has an operand" in jaxext.doctor(CLOSING[name], X, platform="cpu").remarks[-1]
+    assert "1 product has an operand" in jaxext.doctor(CLOSING[name], platform="cpu")(X).remarks[-1]
 
 
 def test_constants_of_any_kind():
     """Tracers of a program around, and arrays on an explicit mesh."""
     reports = []
-    jax.jit(lambda w: reports.append(jaxext.doctor(lambda x: depthwise(x, w), X, platform="cpu")))(FILTERS)
+    jax.jit(lambda w: reports.append(jaxext.doctor(lambda x: depthwise(x, w), platform="cpu")(X)))(FILTERS)
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
         split = jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("data")))
-        reports.append(jaxext.doctor(lambda x: x @ split, struct(8, 64), platform="cpu"))
+        reports.append(jaxext.doctor(lambda x: x @ split, platform="cpu")(struct(8, 64)))
     assert all("1 product has an operand" in report.remarks[-1] for report in reports)
 
 
@@ -322,7 +322,7 @@ def test_constants_of_any_kind():
     ],
 )
 def test_what_is_no_constant(fun):
-    (remark,) = jaxext.doctor(fun, X, W, platform="cpu").remarks
+    (remark,) = jaxext.doctor(fun, platform="cpu")(X, W).remarks
     assert remark.startswith("No gradient is read, since the function does not return one real number. gradients=True (--backward)")
 
 
@@ -331,22 +331,22 @@ def test_a_training_step_is_read_as_it_stands():
         loss, gradient = jax.value_and_grad(lambda w: (depthwise(x, w) ** 2).mean())(w)
         return w - gradient, loss
 
-    report = jaxext.doctor(step, W, SPLIT, platform="cpu")
+    report = jaxext.doctor(step, platform="cpu")(W, SPLIT)
     assert report.read == "as it stands" and report.products == 2 and "as it stands, jax" in str(report)
-    assert str(jaxext.doctor(jnp.dot, struct(8, 4), struct(4, 8), platform="cpu")).startswith(
+    assert str(jaxext.doctor(jnp.dot, platform="cpu")(struct(8, 4), struct(4, 8))).startswith(
         "1 product of lax on cpu, one device, forward, "
     )
     assert report.remarks[0].startswith("The function computes gradients itself, as a training step does.")
     assert (GROUPED, "backward") in {(finding.hazard, finding.where) for finding in report.findings}
-    twice = jaxext.doctor(step, W, SPLIT, platform="cpu", gradients=True)
+    twice = jaxext.doctor(step, platform="cpu", gradients=True)(W, SPLIT)
     assert twice.read == "forward and backward" and twice.products > 2 and twice.remarks[0].endswith("second derivatives.")
-    penalty = jaxext.doctor(lambda w, x: (step(w, x)[0] ** 2).sum(), W, SPLIT, platform="cpu")
+    penalty = jaxext.doctor(lambda w, x: (step(w, x)[0] ** 2).sum(), platform="cpu")(W, SPLIT)
     assert penalty.read == "forward and backward" and "gradients=False (--no-backward) reads it as it stands" in penalty.remarks[0]
-    assert jaxext.doctor(depthwise, X, W, platform="cpu", gradients=False).remarks == ()
+    assert jaxext.doctor(depthwise, platform="cpu", gradients=False)(X, W).remarks == ()
 
 
 def test_a_finding_says_where_and_what():
-    first, *_ = jaxext.doctor(depthwise, X, W, platform="cpu").findings
+    first, *_ = jaxext.doctor(depthwise, platform="cpu")(X, W).findings
     assert first.what == "slow" and first.product == "conv2d_fprop x:f32[8,16,16,8,1] w:f32[8,1,3,3,1] -> y:f32[8,16,16,8,1]"
     assert "test_doctor.py:" in first.source and first.source.endswith("(depthwise)")
     assert "MFLOP" in first.cost and "in_place_of_lax" in first.cure and first.page.startswith(f"{PAGES}doctor.md#")
@@ -361,7 +361,7 @@ def test_jaxexts_own_products_are_no_hazards():
     ours = lambda x, w: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=8)
     both = lambda x, w: (ours(x, w) + depthwise(x, w)).sum()
     assert found(lambda x, w: ours(x, w).sum(), X, W) == []
-    assert jaxext.doctor(both, X, W).products == 3
+    assert jaxext.doctor(both)(X, W).products == 3
     with jaxext.in_place_of_lax():
         assert {hazard for hazard, *_ in found(depthwise, X, W)} == {DEPTHWISE}  # the function by itself is lax's
     assert found(jaxext.in_place_of_lax()(depthwise), SPLIT, W, gradients=True) == []
@@ -375,19 +375,19 @@ def test_it_agrees_with_explain():
         return (y.mean((1, 2)) @ h).sum()
 
     types = X, W, struct(3, 3, 8, 16), struct(16, 4)
-    report = jaxext.doctor(loss, *types, platform="cpu")
+    report = jaxext.doctor(loss, platform="cpu")(*types)
     with jaxext.in_place_of_lax():
-        rows = jaxext.explain(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)), *types, platform="cpu").rows
+        rows = jaxext.explain(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)), platform="cpu")(*types).rows
     others = [f"{row.chosen} {row.how}" for row in rows if row.how not in ("lax", "dot_general")]
     assert sorted(f.cost.partition("by ")[2].removesuffix(" in jaxext") for f in report.findings) == sorted(others) and others
     assert report.products == sum(row.times for row in rows)
 
 
 def test_it_measures():
-    report = jaxext.doctor(depthwise, X, W, measure=True)
+    report = jaxext.doctor(depthwise, measure=True)(X, W)
     (measured,) = (finding.measured for finding in report.findings)
     assert measured is not None and min(*measured.lax_ms, *measured.jaxext_ms) > 0 and "measured here: lax" in str(report)
-    ragged = jaxext.doctor(lax.ragged_dot, struct(256, 32), struct(8, 32, 32), struct(8, dtype=np.int32), measure=True)
+    ragged = jaxext.doctor(lax.ragged_dot, measure=True)(struct(256, 32), struct(8, 32, 32), struct(8, dtype=np.int32))
     assert ragged.findings[0].measured is not None
 
 
@@ -395,7 +395,7 @@ def test_it_measures_in_a_loop():
     """Where lax is slow in a loop alone."""
     x, w = struct(2, 4, 8, 8), struct(3, 4, 4, 3, 3)
     layers = lambda x, w: lax.scan(lambda x, w: (lax.conv(x, w, (1, 1), "SAME"), None), x, w)[0]
-    (finding,) = jaxext.doctor(layers, x, w, measure=True).findings
+    (finding,) = jaxext.doctor(layers, measure=True)(x, w).findings
     assert finding.hazard == "convolution in a loop" and finding.measured is not None
     assert min(*finding.measured.lax_ms, *finding.measured.jaxext_ms) > 0
 
@@ -403,49 +403,49 @@ def test_it_measures_in_a_loop():
 def test_products_that_devices_split_are_not_measured():
     """One device is no measure of them."""
     conv = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=2)
-    findings = {finding.hazard: finding for finding in jaxext.doctor(conv, SPLIT, struct(3, 3, 4, 8), measure=True).findings}
+    findings = {finding.hazard: finding for finding in jaxext.doctor(conv, measure=True)(SPLIT, struct(3, 3, 4, 8)).findings}
     assert findings["batch of grouped convolutions"].measured is None
 
 
 def test_the_report_lists_few_notes():
     types = struct(8, 8), *(struct(8, n) for n in range(8, 16))
-    report = jaxext.doctor(lambda x, *ws: [x @ w for w in ws], *types, platform="cuda")
+    report = jaxext.doctor(lambda x, *ws: [x @ w for w in ws], platform="cuda")(*types)
     assert report.ok and {finding.what for finding in report.findings} == {"note"} and "and 3 more" in str(report)
-    assert "no hazard" in str(jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), platform="cpu"))
+    assert "no hazard" in str(jaxext.doctor(jnp.matmul, platform="cpu")(struct(8, 8), struct(8, 8)))
 
 
 def test_bad_input():
     with pytest.raises(TypeError, match="doctor: fun is 3, want the function itself"):
-        jaxext.doctor(3)  # type: ignore[arg-type]
+        jaxext.doctor(3)()  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="doctor: platform is 'npu', want one of"):
-        jaxext.doctor(depthwise, X, W, platform="npu")
+        jaxext.doctor(depthwise, platform="npu")(X, W)
     with pytest.raises(TypeError, match=r"doctor: gradients is \(0,\), want True, False or None"):
-        jaxext.doctor(jnp.sin, 1.0, gradients=(0,))  # type: ignore[arg-type]
+        jaxext.doctor(jnp.sin, gradients=(0,))(1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="doctor: measure is set and platform is 'tpu', want"):
-        jaxext.doctor(depthwise, X, W, platform="tpu", measure=True)
+        jaxext.doctor(depthwise, platform="tpu", measure=True)(X, W)
     line = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
     with pytest.raises(ValueError, match="doctor: the arguments are split over the meshes .* want one"):
-        jaxext.doctor(depthwise, SPLIT, struct(3, 3, 1, 8, mesh=line, spec=P()))
+        jaxext.doctor(depthwise)(SPLIT, struct(3, 3, 1, 8, mesh=line, spec=P()))
     with pytest.raises(ValueError, match="8 // 8 != 3"):
-        jaxext.doctor(depthwise, X, struct(3, 3, 3, 8))
+        jaxext.doctor(depthwise)(X, struct(3, 3, 3, 8))
 
 
 def test_a_loss_that_has_no_gradient():
     loss = lambda x: lax.while_loop(lambda c: c < 3, lambda c: c * 2, x.sum())
     with pytest.raises(ValueError) as error:
-        jaxext.doctor(loss, X)
+        jaxext.doctor(loss)(X)
     assert "with gradients=False (--no-backward) the function alone is read" in error.value.__notes__[-1]
-    assert jaxext.doctor(loss, X, gradients=False).ok
+    assert jaxext.doctor(loss, gradients=False)(X).ok
 
 
 def test_the_default_precision_may_be_set_outside():
     how: Any = dict(platform="cuda")
     with jax.default_matmul_precision("highest"):
-        assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings == ()
+        assert jaxext.doctor(jnp.matmul, **how)(struct(8, 8), struct(8, 8)).findings == ()
     with jax.default_matmul_precision("high"):  # TF32 on GPUs too, and three products of bfloat16 on TPUs
-        (found,) = {finding.hazard for finding in jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings}
+        (found,) = {finding.hazard for finding in jaxext.doctor(jnp.matmul, **how)(struct(8, 8), struct(8, 8)).findings}
         assert found == "float32 multiplied as TF32"
-        assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), platform="tpu").findings == ()
+        assert jaxext.doctor(jnp.matmul, platform="tpu")(struct(8, 8), struct(8, 8)).findings == ()
 
 
 class Linen(linen.Module):
@@ -520,7 +520,7 @@ MODELS = {
 def test_no_false_alarm_on_models(model, platform):
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         fun, *args = MODELS[model]()
-        report = jaxext.doctor(fun, *args, platform=platform)
+        report = jaxext.doctor(fun, platform=platform)(*args)
     assert report.ok and report.products > 4
     slow = {finding.hazard for finding in report.findings if finding.what == "slow"} - {"another implementation is faster"}
     expected = {"dilated input"} if "linen" in model else set()

@@ -86,7 +86,7 @@ def test_the_doctor_accuses_what_is_wrong(name, role):
     every = [each for mesh in MESHES for each in splits(mesh, [x.shape for x in operands])]
     for mesh, axes in random.Random(f"{name} {role}").sample(every, SAMPLE):
         split = [jax.device_put(x, NamedSharding(mesh, P(*of))) for x, of in zip(operands, axes, strict=True)]
-        report = jaxext.doctor(function, *split, platform="cpu", gradients=False)
+        report = jaxext.doctor(function, platform="cpu", gradients=False)(*split)
         if any(finding.what == "crash" for finding in report.findings):
             continue  # it ends the process
         got = jax.tree.leaves(jax.jit(function)(*split))

@@ -47,7 +47,7 @@ class Program:
 
     def hazards(self):
         with jaxext.use_target(self.arch):
-            return {finding.hazard for finding in jaxext.doctor(self.function, *self.types, **self.how).findings}
+            return {finding.hazard for finding in jaxext.doctor(self.function, **self.how)(*self.types).findings}
 
     def operands(self, dtype=None):
         rng = np.random.default_rng(0)
@@ -487,9 +487,9 @@ def test_it_is_found_in_products_of_jaxext(in_place):
         assert name not in program.hazards()
     some = slice(0, None, 4 if in_place else 1)
     assert all(program.is_wrong() for program in having[some]) and not any(program.is_wrong() for program in near[some])
-    (finding,) = jaxext.doctor(having[0].function, *having[0].types, platform="cpu").findings
+    (finding,) = jaxext.doctor(having[0].function, platform="cpu")(*having[0].types).findings
     assert finding.product == "matmul_nn f32[64,64] f32[64,64] -> f32[64,64]" and "test_known_hazards.py" in finding.source
-    assert not jaxext.doctor(having[0].function, *having[0].types, platform="cuda").findings or in_place
+    assert not jaxext.doctor(having[0].function, platform="cuda")(*having[0].types).findings or in_place
 
 
 def test_narrow_products_of_jaxext_are_kept_apart_from_the_reduction():

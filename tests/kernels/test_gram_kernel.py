@@ -137,7 +137,7 @@ def test_newton_schulz():
     ours, plain = (jaxext.newton_schulz(x, 2, implementation=name, precision="highest") for name in ("triton", "xla"))
     np.testing.assert_allclose(ours, plain, atol=1e-4)
     assert jaxext.newton_schulz(x[:, :0], implementation="triton").shape == (2, 0, 33)
-    rows = jaxext.explain(lambda x: jaxext.newton_schulz(x, implementation="triton"), x).rows
+    rows = jaxext.explain(lambda x: jaxext.newton_schulz(x, implementation="triton"))(x).rows
     assert {(row.op, row.chosen) for row in rows} == {("gram", "triton"), ("linear", "triton")}
 
 

@@ -46,5 +46,5 @@ def test_edges_of_tiles(form, sizes):
 def test_what_the_kernel_refuses(form):
     with pytest.raises(NotImplementedError, match="scaled_y: implementation 'triton' does not support this call: the dtypes are .*float64"):
         scaled.product(form, *(a.astype(np.float64) for a in (X, W, S)), implementation="triton")
-    (row,) = jaxext.explain(functools.partial(scaled.product, form), X, W, S).rows
+    (row,) = jaxext.explain(functools.partial(scaled.product, form))(X, W, S).rows
     assert row.refused["triton"].startswith("the interpreter is slow")

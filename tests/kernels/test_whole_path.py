@@ -70,10 +70,10 @@ def test_the_kernels_are_what_runs(problem):
     """Named, the kernels are all that is chosen, for derivatives too; otherwise no CPU program takes them, gain or not."""
     x, w = problem.operands("fprop")
     loss = functools.partial(total, problem, OURS)
-    rows = jaxext.explain(jax.grad(loss, (0, 1)), x, w).rows
+    rows = jaxext.explain(jax.grad(loss, (0, 1)))(x, w).rows
     assert sorted((row.op, row.chosen) for row in rows) == [(f"conv2d_{role}", "triton") for role in ("dgrad", "fprop", "wgrad")]
     with jaxext.use_implementation(None):
-        (row,) = jaxext.explain(loss, x, w).rows
+        (row,) = jaxext.explain(loss)(x, w).rows
         assert row.chosen == "xla" and "triton" in row.refused
     assert "callback" in jax.jit(loss).lower(x, w).as_text()
 

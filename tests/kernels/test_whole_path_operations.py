@@ -197,7 +197,7 @@ def test_values_and_gradients(name):
     """Every product is a kernel, and those with an epilogue are launched once."""
     op = OPERATIONS[name]
     op.judge(jax.jit(op.both(op.ours))(*op.args), op.both(op.plain)(*op.args))
-    rows = jaxext.explain(op.both(op.ours), *op.args).rows
+    rows = jaxext.explain(op.both(op.ours))(*op.args).rows
     assert {row.chosen for row in rows} == {"triton"}
     assert {row.op for row in rows} == {*op.ops} or "causal" not in name
     assert [row.op for row in rows][: len(op.ops)] == [*op.ops]
@@ -269,7 +269,7 @@ def test_partial_sums():
     """Parts of weight and bias, by several programs, are added; other results have none."""
     op = causal(random((2, 200, 6), np.float32, 5), WEIGHT, BIAS)
     gradients = lambda f: lambda *args: op.both(f)(*args)[1]
-    assert [row.how for row in jaxext.explain(gradients(op.ours), *op.args).rows] == ["causal", "causal in 4 parts"]
+    assert [row.how for row in jaxext.explain(gradients(op.ours))(*op.args).rows] == ["causal", "causal in 4 parts"]
     op.judge(gradients(op.ours)(*op.args), gradients(op.plain)(*op.args))
 
 
@@ -320,7 +320,7 @@ def test_8_bit_gradients_are_rounded_by_xla():
 @pytest.mark.parametrize("dtype", [jnp.int4, jnp.int8], ids=lambda dtype: dtype.dtype.name)
 def test_quantized(dtype):
     """Forward, and the gradient of x, with int4 as they lie in memory."""
-    q = jaxext.Quantized(numbers(64, 32, dtype=dtype), powers(2, 32))
+    q = jaxext.quantization.Quantized(numbers(64, 32, dtype=dtype), powers(2, 32))
     wide = q.qvalue.astype(jnp.float32) * jnp.repeat(q.scale, 32, 0)
     f = lambda x: jaxext.quantized_matmul(x, q, preferred_element_type=jnp.float32)
     op = Operation(f, lambda x: x.astype(jnp.float32) @ wide, SCALED[:1])
@@ -331,7 +331,9 @@ REFUSED = {
     "32 taps, its forward takes 31 at most": lambda: by_triton(X, np.ones((32, 6), np.float32)),
     "9 taps, its backward takes 8 at most": lambda: jax.grad(lambda x: by_triton(x, np.ones((9, 6), np.float32)).sum())(X),
     "x is int4": lambda: scaled_dot(SCALED[0].astype(jnp.int4), SCALED[3], lhs_scale=SCALED[1]),
-    "packed rows of 5": lambda: jaxext.quantized_matmul(SCALED[0], jaxext.Quantized(numbers(64, 5, dtype=jnp.int4), powers(1, 5))),
+    "packed rows of 5": lambda: jaxext.quantized_matmul(
+        SCALED[0], jaxext.quantization.Quantized(numbers(64, 5, dtype=jnp.int4), powers(1, 5))
+    ),
 }
 
 

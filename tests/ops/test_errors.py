@@ -324,7 +324,7 @@ DTYPED = {
     "ragged_linear": (A, np.ones((2, 3, 4), np.float32), GROUPS),
     "gram": (A,),
     "scaled_dot": (A, B),
-    "quantized_matmul": (A, jaxext.quantize(B)),
+    "quantized_matmul": (A, jaxext.quantization.quantize(B)),
 }
 
 

@@ -49,7 +49,7 @@ A, B = integers((3, 5)), integers((5, 7), 1)
 
 
 def chosen(f, *args):
-    return [(row.op, row.chosen) for row in jaxext.explain(f, *args).rows]
+    return [(row.op, row.chosen) for row in jaxext.explain(f)(*args).rows]
 
 
 # --- an implementation of jaxext's own operations
@@ -67,7 +67,7 @@ def test_an_implementation_of_matmul_by_name():
     total = lambda a: f(a, B).sum()
     assert chosen(jax.grad(total), A) == [("matmul_nn", "thrice"), ("matmul_nt", "thrice")]
     same(jax.grad(total)(A), 3 * np.ones_like(A @ B) @ B.T)
-    (row,) = jaxext.explain(jaxext.matmul, A, B).rows
+    (row,) = jaxext.explain(jaxext.matmul)(A, B).rows
     assert (row.chosen, row.refused["thrice"]) == ("xla", "it is wrong")
     with pytest.raises(NotImplementedError, match="matmul_nn: implementation 'thrice' does not support this call: the result is float64"):
         f(A.astype(np.float64), B.astype(np.float64))
@@ -211,18 +211,18 @@ def test_a_users_implementation_is_measured_with_its_version(tmp_path):
     form = extend.define("toy_measured", x="B N K", w="B K M", y="B N M")
     extend.register(form, Once("right", version="1", not_preferred=lambda call: "not yet known"))
     extend.register(form, Stacked("stacked", version="1", not_preferred=lambda call: "not yet known"))
-    tuned = jaxext.tune(functools.partial(form, B=0), A, B, backward=False, table=str(tmp_path / "table.json"))
+    tuned = jaxext.tune(functools.partial(form, B=0), backward=False, table=str(tmp_path / "table.json"))(A, B)
     (row,) = tuned.rows
     assert {c.implementation for c in row.candidates if c.ms is not None} >= {"right", "xla"}
     (stacked,) = (c for c in row.candidates if c.implementation == "stacked")
     assert stacked.left_out == "TypeError: toy_measured_y: implementation 'stacked' gave float32[1, 3, 7], want float32[3, 7]"
     f = functools.partial(form, B=0)
     with jaxext.use_table(str(tmp_path / "table.json")):
-        (explained,) = jaxext.explain(f, A, B).rows
+        (explained,) = jaxext.explain(f)(A, B).rows
         assert explained.why.startswith("measured")
     in_force.add_code("right", lambda platform: "2")
     with pytest.warns(UserWarning, match="other code of right"), jaxext.use_table(str(tmp_path / "table.json")):
-        (explained,) = jaxext.explain(f, A, B).rows
+        (explained,) = jaxext.explain(f)(A, B).rows
         assert (explained.chosen, explained.refused["right"]) == ("xla", "it was not measured")
 
 

@@ -112,7 +112,7 @@ def test_a_kernel_of_a_backward_registered_after_a_gradient():
 def test_an_operation_of_one_operand_is_explained():
     """There was an error where the reference computes it: it has no second factor."""
     one: Any = extend.operation("toy_one_operand", lambda x: 3 * x, operands=dict(x="N"), results=dict(y="N"))
-    (row,) = jaxext.explain(one, np.ones(4, np.float32)).rows
+    (row,) = jaxext.explain(one)(np.ones(4, np.float32)).rows
     assert (row.op, row.chosen, row.multiplies) == ("toy_one_operand", "xla", "")
 
 
@@ -138,7 +138,7 @@ def test_declared_again():
     toy[0] = extend.operation("toy_redeclared", lambda x: 3 * x, replace=True, **options)
     np.testing.assert_allclose(f(x), 3 * x)
     np.testing.assert_allclose(jax.grad(lambda x: toy[0](x).sum())(x), 3 + 0 * x)
-    assert [row.op for row in jaxext.explain(toy[0], x).rows] == ["toy_redeclared"]
+    assert [row.op for row in jaxext.explain(toy[0])(x).rows] == ["toy_redeclared"]
     for name in ("toy_redeclared_backward", "conv2d", "toy_twice"):
         extend.define("toy_twice", x="B N K", w="B K M", y="B N M")
         with pytest.raises(ValueError, match=f"the name is '{name}', want an identifier, and '{name}' to be no other operation's$"):

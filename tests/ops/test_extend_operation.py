@@ -349,7 +349,7 @@ def test_a_derivative_uses_the_kernel_of_the_transpose():
         extend.register(norm.backward, Kernel(lambda *call: {name: 3 * y for name, y in norm_backward(*call).items()}))
         for one, true in zip(gradient(norm), plain, strict=True):
             np.testing.assert_allclose(one, 3 * true, atol=1e-4)
-        norm_rows = jaxext.explain(jax.grad(lambda x: norm(x, G).sum()), X).rows
+        norm_rows = jaxext.explain(jax.grad(lambda x: norm(x, G).sum()))(X).rows
         assert [(row.op, row.chosen) for row in norm_rows][-1] == (f"{norm.__name__}_backward", "mine")
     for one, true in zip(gradient(norm), plain, strict=True):
         np.testing.assert_allclose(one, true, atol=1e-6)
@@ -455,7 +455,7 @@ def test_a_named_implementation():
 def test_tune_leaves_declared_operations_out(tmp_path):
     """It would draw labels and saved results at random."""
     loss, kernels = declared_loss(True, True)
-    rows = jaxext.tune(loss, LOGITS, LABELS, table=tmp_path / "table.json").rows
+    rows = jaxext.tune(loss, table=tmp_path / "table.json")(LOGITS, LABELS).rows
     assert len(rows) == 3 and not any(row.winner for row in rows)  # the loss, the loss with what is saved, and the gradient
     assert {row.skipped for row in rows} == {
         "random operands need not be ones that the operation accepts, such as labels, or saved results that fit the others"

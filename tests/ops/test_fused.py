@@ -338,7 +338,7 @@ def test_functions_of_jax_count_as_their_names():
 
 
 def test_another_function_follows_the_product():
-    (row,) = jaxext.explain(lambda x, w: jaxext.linear(x, w, BIAS, activation=jnp.sin), X, W, platform="cuda").rows
+    (row,) = jaxext.explain(lambda x, w: jaxext.linear(x, w, BIAS, activation=jnp.sin), platform="cuda")(X, W).rows
     assert row.op == "linear"
     assert [
         eqn.params["static"].options.activation
@@ -349,18 +349,18 @@ def test_another_function_follows_the_product():
 
 def test_tune_measures_an_operation_with_all_its_results(tmp_path):
     loss = lambda x, w, b: jaxext.linear(x, w, b, activation="gelu").sum()
-    tuned = jaxext.tune(jax.grad(loss), X, W, BIAS, table=tmp_path / "table.json")
+    tuned = jaxext.tune(jax.grad(loss), table=tmp_path / "table.json")(X, W, BIAS)
     (of_linear,) = (trial for trial in tuned.rows if trial.problem.startswith("linear "))
     assert "activation=gelu a=float32, b=float32, bias=float32 -> float32 preactivation=float32" in of_linear.problem
     assert of_linear.winner is not None and of_linear.winner.error is not None
     assert of_linear.winner.name == "xla algorithm=composition" and of_linear.winner.error[0] < 1e-6
     with jaxext.use_table(tmp_path / "table.json"):
-        assert jaxext.explain(jax.grad(loss), X, W, BIAS).rows[0].why.startswith("measured at ")
+        assert jaxext.explain(jax.grad(loss))(X, W, BIAS).rows[0].why.startswith("measured at ")
 
 
 def test_nothing_to_fuse_is_a_product():
     assert [eqn.primitive.name for eqn in equations(jaxext.linear, X, W) if "linear" in eqn.primitive.name] == []
-    assert jaxext.explain(jaxext.linear, X, W).rows[0].op == "matmul_nn"
+    assert jaxext.explain(jaxext.linear)(X, W).rows[0].op == "matmul_nn"
 
 
 def test_integers_and_complex_numbers():

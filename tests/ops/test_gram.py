@@ -63,7 +63,7 @@ def test_blocks_of_any_number_of_rows(rows, monkeypatch):
 
 def test_many_rows_are_multiplied_by_blocks():
     """Of 16, ten are computed."""
-    how = lambda *shape: [row.how for row in jaxext.explain(jaxext.gram, jax.ShapeDtypeStruct(shape, jnp.float32)).rows]
+    how = lambda *shape: [row.how for row in jaxext.explain(jaxext.gram)(jax.ShapeDtypeStruct(shape, jnp.float32)).rows]
     assert (how(768, 512), how(1024, 64), how(512, 1024)) == (["halves"], ["dot_general"], ["dot_general"])
     compiled = jax.jit(jaxext.gram).lower(jax.ShapeDtypeStruct((768, 512), jnp.float32)).compile()
     assert (compiled.cost_analysis() or {})["flops"] < 0.65 * 2 * 768**2 * 512

@@ -51,7 +51,7 @@ def test_harnesses(primitive, first):
     assert [eqn.primitive for eqn in calls] == [primitive] * len(harnesses)
     by_lax = jax.jit(lambda args: everything(args))(args)
     with jaxext.in_place_of_lax():
-        rows = jaxext.explain(everything, args).rows
+        rows = jaxext.explain(everything)(args).rows
         got = jax.jit(lambda args: everything(args))(args)
     assert sum(row.times for row in rows) == len(harnesses) and all(row.op.startswith(OURS[primitive]) for row in rows)
     for harness, call, (x, w), y, y_lax in zip(harnesses, calls, args, got, by_lax, strict=True):

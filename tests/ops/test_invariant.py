@@ -175,7 +175,7 @@ def test_kernels_take_the_same_config_for_every_number_of_rows():
 
     def how(f, rows):
         x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 4096), (4096, 4096)))
-        return jaxext.explain(f, x, w, platform="cuda").rows[0].how
+        return jaxext.explain(f, platform="cuda")(x, w).rows[0].how
 
     named = functools.partial(jaxext.matmul, implementation="triton")
     with jaxext.use_target("sm_90a"):
@@ -185,7 +185,7 @@ def test_kernels_take_the_same_config_for_every_number_of_rows():
 
 def test_explain_says_which_products_are():
     types = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((64, 8), (8, 4)))
-    explanation = jaxext.explain(jaxext.use_invariant()(jax.grad(lambda x, w: jaxext.matmul(x, w).sum(), (0, 1))), *types, platform="cpu")
+    explanation = jaxext.explain(jaxext.use_invariant()(jax.grad(lambda x, w: jaxext.matmul(x, w).sum(), (0, 1))), platform="cpu")(*types)
     kept = {row.op: "with the same bits in every batch, as for 32 rows" in row.why for row in explanation.rows}
     assert kept == {"matmul_nn": True, "matmul_nt": True, "matmul_tn": False}
     assert "with other bits in other batches, since it has no rows" in str(explanation)

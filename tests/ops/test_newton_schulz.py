@@ -103,7 +103,7 @@ def test_vmap_over_any_axis():
 
 
 def test_two_of_three_products_are_symmetric():
-    rows = jaxext.explain(jaxext.newton_schulz, jax.ShapeDtypeStruct((2, 9, 6), jnp.float32)).rows
+    rows = jaxext.explain(jaxext.newton_schulz)(jax.ShapeDtypeStruct((2, 9, 6), jnp.float32)).rows
     assert sorted((row.op, row.times) for row in rows) == [("gram", 5), ("gram", 5), ("linear", 5)]
     assert all(row.operands[0].startswith(("c:f32[2,6,", "a:f32[2,6,6]")) for row in rows)
 
@@ -130,7 +130,7 @@ def test_on_devices(spec, kind):
 def test_tune(tmp_path):
     """With a symmetric matrix for the second product to add, which random numbers are not."""
     x = jax.ShapeDtypeStruct((8, 16), jnp.float32)
-    rows = jaxext.tune(lambda x: jaxext.newton_schulz(x, 1), x, backward=False, table=tmp_path / "table.json").rows
+    rows = jaxext.tune(lambda x: jaxext.newton_schulz(x, 1), backward=False, table=tmp_path / "table.json")(x).rows
     skipped = {row.problem.partition("->")[0].count("float32"): row.skipped for row in rows if row.problem.startswith("gram ")}
     assert skipped == {2: None, 3: None}
     assert all(row.skipped or any(candidate.measurement for candidate in row.candidates) for row in rows)  # a slow one may be left out

@@ -308,7 +308,7 @@ def test_policies_see_products_in_place_of_laxs():
     def products(policy):
         with jaxext.in_place_of_lax():
             net = jax.checkpoint(lambda w: jnp.sum(jnp.sin(jnp.sin(w @ w) @ w)), policy=policy)
-            return sum(row.times for row in jaxext.explain(jax.grad(net), w).rows)
+            return sum(row.times for row in jaxext.explain(jax.grad(net))(w).rows)
 
     assert products(jaxext.checkpoint_policies.dots_saveable) == 6
     assert products(jax.checkpoint_policies.nothing_saveable) > 6

@@ -244,7 +244,7 @@ def test_by_parts(layout, most, monkeypatch):
 
 
 def weights(bits, group, symmetric, shape=(32, 6)):
-    return jaxext.quantize(random(shape, np.float32, 5), bits, group, symmetric=symmetric)
+    return jaxext.quantization.quantize(random(shape, np.float32, 5), bits, group, symmetric=symmetric)
 
 
 def value(q) -> np.ndarray:
@@ -257,7 +257,7 @@ def value(q) -> np.ndarray:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantize(bits, group, symmetric):
     w = random((32, 6), np.float32, 5)
-    q = jaxext.quantize(w, bits, group, symmetric=symmetric)
+    q = jaxext.quantization.quantize(w, bits, group, symmetric=symmetric)
     assert q.qvalue.dtype == {4: jnp.int4, 8: jnp.int8}[bits] and q.scale.shape == (32 // (group or 32), 6)
     step = wide(np.ones(w.shape), q.scale)
     assert (np.abs(value(q) - w) <= step * (0.5 if symmetric else 1) * (1 + 1e-5)).all()
@@ -270,7 +270,7 @@ def test_quantize(bits, group, symmetric):
 @pytest.mark.parametrize("axis", [0, 1, -1, None])
 def test_quantize_along_an_axis(axis):
     w = random((4, 6), np.float32, 5)
-    q = jaxext.quantize(w, axis=axis)
+    q = jaxext.quantization.quantize(w, axis=axis)
     assert q.scale.shape == {0: (1, 6), 1: (4, 1), -1: (4, 1), None: (1, 1)}[axis]
     np.testing.assert_allclose(value(q), w, atol=np.abs(w).max() / 250)
 
@@ -279,10 +279,10 @@ def test_quantize_along_an_axis(axis):
 def test_stacked_weights_have_scales_of_their_own(group):
     """Those that each has alone; a second expert that is a thousand times as small keeps its values."""
     w = random((2, 3, 8, 6), np.float32, 5) * np.array([1, 1e-3, 1], np.float32)[:, None, None]
-    q = jaxext.quantize(w, 8, group)
+    q = jaxext.quantization.quantize(w, 8, group)
     assert q.scale.shape == (2, 3, 8 // (group or 8), 6)
     for i in np.ndindex(2, 3):
-        for got, want in zip(jax.tree.leaves(q), jax.tree.leaves(jaxext.quantize(w[i], 8, group, axis=0)), strict=True):
+        for got, want in zip(jax.tree.leaves(q), jax.tree.leaves(jaxext.quantization.quantize(w[i], 8, group, axis=0)), strict=True):
             np.testing.assert_array_equal(got[i], want)
         np.testing.assert_allclose(value(q)[i], w[i], atol=np.abs(w[i]).max() / 250)
     x = random((2, 3, 5, 8), np.float32, 0)
@@ -293,23 +293,23 @@ def test_stacked_weights_have_scales_of_their_own(group):
 @pytest.mark.parametrize("axis", [0, None])
 def test_a_vector_names_its_axis(axis):
     w = random((8,), np.float32, 5)
-    q = jaxext.quantize(w, axis=axis)
+    q = jaxext.quantization.quantize(w, axis=axis)
     np.testing.assert_array_equal(q.scale, np.abs(w).max(keepdims=True) / np.float32(127))
     np.testing.assert_allclose(q.dequantize(), w, atol=np.abs(w).max() / 250)
     with pytest.raises(ValueError, match="quantize: axis is -2, want 0, the axis of a vector, or None"):
-        jaxext.quantize(w)
+        jaxext.quantization.quantize(w)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=lambda dtype: dtype.__name__)
 def test_the_derivative_of_quantize_is_that_of_its_scales(dtype):
     """The largest number of each block alone has one, also of 8-bit floats; by a straight-through gradient all have the wide weight's."""
     w, x, top = jnp.asarray(random((8, 3), np.float32, 5)), random((4, 8), np.float32, 0), {np.int8: 127}.get(dtype, 448)
-    quantized = lambda w: jaxext.quantize(w, 8, 4, dtype=dtype)
+    quantized = lambda w: jaxext.quantization.quantize(w, 8, 4, dtype=dtype)
     of_w = jax.grad(lambda w: jaxext.quantized_matmul(x, quantized(w)).sum())(w).reshape(2, 4, 3)
     blocks = np.asarray(w).reshape(2, 4, 3)
     largest = np.abs(blocks) == np.abs(blocks).max(1, keepdims=True)
     q = quantized(w)
-    of_scale = jax.grad(lambda s: jaxext.quantized_matmul(x, jaxext.Quantized(q.qvalue, s)).sum())(q.scale)
+    of_scale = jax.grad(lambda s: jaxext.quantized_matmul(x, jaxext.quantization.Quantized(q.qvalue, s)).sum())(q.scale)
     np.testing.assert_allclose(of_scale, (x.sum(0)[:, None] * wide(q.qvalue)).reshape(2, 4, 3).sum(1), rtol=1e-5)
     np.testing.assert_allclose(of_w, np.where(largest, np.sign(blocks) * of_scale[:, None] / top, 0), atol=1e-5)
     assert not jax.grad(lambda w: quantized(w).qvalue.astype(np.float32).sum())(w).any()
@@ -326,7 +326,7 @@ def test_the_derivative_of_quantize_is_that_of_its_scales(dtype):
 def test_quantize_saturates(dtype):
     """Also where a division rounds up, and a block of zeros stays zero."""
     w = np.array([[3e38, 1e-38, 0.0], [-3e38, -1e-38, 0.0]], np.float32)
-    q = jaxext.quantize(w, dtype=dtype)
+    q = jaxext.quantization.quantize(w, dtype=dtype)
     assert q.qvalue.dtype == dtype and (np.asarray(q.scale)[0, 2], *np.asarray(q.qvalue)[:, 2].astype(float)) == (1, 0, 0)
     largest = float(jnp.finfo(dtype).max if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max)
     np.testing.assert_array_equal(np.abs(np.asarray(q.qvalue, np.float32))[:, 0], largest)
@@ -336,7 +336,7 @@ def test_quantize_saturates(dtype):
 def test_zero_points(dtype):
     """All of the dtype's range, for numbers of both signs, of one, and as large as there are."""
     w = np.array([[3e38, 1.0, -5.0, 0.0], [-3e38, 3.0, -1.0, 0.0]], np.float32)
-    q = jaxext.quantize(w, dtype=dtype, symmetric=False)
+    q = jaxext.quantization.quantize(w, dtype=dtype, symmetric=False)
     assert q.zero_point is not None and q.qvalue.dtype == q.zero_point.dtype == dtype
     np.testing.assert_allclose(value(q), w, atol=0, rtol=1 if dtype in (ml_dtypes.int4, ml_dtypes.uint4) else 0.02)
     assert value(q)[0, 2] < -4 and value(q)[1, 1] > 2.5
@@ -372,7 +372,10 @@ def test_a_symbolic_batch_with_scales_of_rows(scale):
 @pytest.mark.parametrize("given", [dict(axis=None), dict(axis=1), dict(group=8)], ids=str)
 def test_zero_points_on_an_explicit_mesh(given):
     """There are fewer columns of blocks than devices."""
-    q, x = jaxext.quantize(random((32, 8), np.float32, 5), symmetric=False, **given), jnp.asarray(random((4, 32), np.float32, 0))
+    q, x = (
+        jaxext.quantization.quantize(random((32, 8), np.float32, 5), symmetric=False, **given),
+        jnp.asarray(random((4, 32), np.float32, 0)),
+    )
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     put = lambda x: jax.device_put(x, NamedSharding(mesh, P()))
     with jax.set_mesh(mesh):
@@ -394,12 +397,12 @@ def test_scales_on_both_sides_of_the_range(shapes):
 def test_quantize_numbers_whose_scale_would_be_subnormal(given):
     """XLA takes such a scale for zero on CPUs, and it counted as one: so all numbers were zero."""
     w = random((32, 6), np.float32, 5) * np.float32(1e-36)
-    q = jaxext.quantize(w, **given)
+    q = jaxext.quantization.quantize(w, **given)
     np.testing.assert_allclose(value(q), w, rtol=0.0625, atol=float(np.finfo(np.float32).tiny))
 
 
 def test_one_scale_without_axes():
-    q = jaxext.Quantized(small((32, 4), jnp.int8, 0), jnp.float32(0.5), jnp.int8(2))
+    q = jaxext.quantization.Quantized(small((32, 4), jnp.int8, 0), jnp.float32(0.5), jnp.int8(2))
     np.testing.assert_array_equal(q.dequantize(), (wide(q.qvalue) - 2) / 2)
     np.testing.assert_array_equal(jaxext.quantized_matmul(jnp.eye(32, dtype=jnp.float32), q), q.dequantize())
 
@@ -430,23 +433,25 @@ def test_what_gpus_multiply(before, dtypes, result, wanted):
     assert xla_scaled._multiplied(call, before) == wanted
 
 
-def test_examples_of_the_docstrings():
+@pytest.mark.parametrize(("module", "least"), [(quantized, 4), (jaxext.quantization, 7)])
+def test_examples_of_the_docstrings(module, least):
     """As users run them."""
+    both = dict(jax=jax, jnp=jnp, quantize=jaxext.quantization.quantize, quantized_matmul=jaxext.quantized_matmul)
     with jax.enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        found = doctest.testmod(quantized, extraglobs=dict(jax=jax, jnp=jnp))
-    assert found.attempted > 8 and found.failed == 0
+        found = doctest.testmod(module, extraglobs=both)
+    assert found.attempted >= least and found.failed == 0
 
 
 def test_every_pair_of_int4():
     """All 65,536 pairs of bytes."""
     pairs = np.arange(1 << 16, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
-    numbers = jax.jit(jaxext.unpack_int4)(pairs)
+    numbers = jax.jit(jaxext.quantization.unpack_int4)(pairs)
     halves = np.stack([pairs & 15, pairs >> 4], -1).reshape(-1, 4).astype(np.int8)
     np.testing.assert_array_equal(np.asarray(numbers).astype(np.int8), np.where(halves > 7, halves - 16, halves))
-    np.testing.assert_array_equal(jax.jit(jaxext.pack_int4)(numbers), pairs)
-    unsigned = jaxext.unpack_int4(pairs, jnp.uint4)
+    np.testing.assert_array_equal(jax.jit(jaxext.quantization.pack_int4)(numbers), pairs)
+    unsigned = jaxext.quantization.unpack_int4(pairs, jnp.uint4)
     np.testing.assert_array_equal(np.asarray(unsigned).astype(np.int8), halves)
-    y = jaxext.quantized_matmul(np.array([[0.0, 1], [1, 0]], np.float32), jaxext.Quantized(numbers[:2], jnp.ones((1, 1))))
+    y = jaxext.quantized_matmul(np.array([[0.0, 1], [1, 0]], np.float32), jaxext.quantization.Quantized(numbers[:2], jnp.ones((1, 1))))
     np.testing.assert_array_equal(y, np.asarray(numbers)[1::-1].astype(np.float32))
 
 
@@ -465,7 +470,7 @@ def test_quantized_matmul(bits, symmetric, dtype):
 def test_gradients_of_quantized_matmul(symmetric):
     """In x and in the scale; and mapped over both, as over experts."""
     q, x = weights(8, 8, symmetric), jnp.asarray(random((3, 32), np.float32, 0))
-    loss = lambda f: lambda x, s: jnp.sin(f(x, jaxext.Quantized(q.qvalue, s, q.zero_point))).sum()
+    loss = lambda f: lambda x, s: jnp.sin(f(x, jaxext.quantization.Quantized(q.qvalue, s, q.zero_point))).sum()
     by_value = lambda x, q: jnp.matmul(x, q.dequantize(), precision="highest")
     for transform in (lambda f: jax.grad(f, (0, 1)), lambda f: jax.hessian(f, (0,)), lambda f: jax.jacfwd(jax.grad(f, 1), 0)):
         one, other = (transform(loss(f))(x, q.scale) for f in (jaxext.quantized_matmul, by_value))
@@ -528,9 +533,9 @@ WRONG = {
         lambda: jax.grad(lambda s: jaxext.quantized_matmul(X, q(INT, s)).sum())(jnp.ones((1, 4), jnp.float8_e8m0fnu)),
     ),
     "dimension_numbers": (TypeError, "dimension_numbers is 5, want", lambda: jaxext.scaled_dot(X, W, dimension_numbers=5)),
-    "a name of no dtype": (TypeError, "dtype is 'nonsense', want a dtype", lambda: jaxext.quantize(W, dtype="nonsense")),
-    "a name of no dtype to unpack": (TypeError, "dtype is 'x', want a dtype", lambda: jaxext.unpack_int4(UINT, "x")),
-    "traced": (TypeError, "symmetric is traced", lambda: jax.jit(lambda s: jaxext.quantize(W, symmetric=s).scale)(True)),
+    "a name of no dtype": (TypeError, "dtype is 'nonsense', want a dtype", lambda: jaxext.quantization.quantize(W, dtype="nonsense")),
+    "a name of no dtype to unpack": (TypeError, "dtype is 'x', want a dtype", lambda: jaxext.quantization.unpack_int4(UINT, "x")),
+    "traced": (TypeError, "symmetric is traced", lambda: jax.jit(lambda s: jaxext.quantization.quantize(W, symmetric=s).scale)(True)),
     "no arrays to dequantize": (TypeError, "dequantize: qvalue is None, want an array", lambda: q(NONE, NONE).dequantize()),
     "no weight": (TypeError, r"w is float32\[8,4\], want a Quantized", lambda: jaxext.quantized_matmul(X, W)),
     "weight of text": (TypeError, "w is 'w', want a Quantized", lambda: jaxext.quantized_matmul(X, "w")),
@@ -543,31 +548,35 @@ WRONG = {
     "bytes to dequantize": (TypeError, r"dequantize: .* want unpack_int4\(qvalue\)", lambda: q(INT, np.ones((1, 8))).dequantize()),
     "zeros of another shape": (TypeError, "w.zero_point has", lambda: jaxext.quantized_matmul(X, q(INT, S, np.ones(4, np.int8)))),
     "zeros out of range": (ValueError, "from 200 to 200", lambda: jaxext.quantized_matmul(X, q(INT, S, np.full((1, 4), 200)))),
-    "bits": (ValueError, "bits is 3", lambda: jaxext.quantize(W, 3)),
-    "dtype": (TypeError, "dtype is int16", lambda: jaxext.quantize(W, dtype=jnp.int16)),
+    "bits": (ValueError, "bits is 3", lambda: jaxext.quantization.quantize(W, 3)),
+    "dtype": (TypeError, "dtype is int16", lambda: jaxext.quantization.quantize(W, dtype=jnp.int16)),
     "complex64": (
         TypeError,
         "preferred_element_type is complex64",
         lambda: jaxext.quantized_matmul(X, q(INT, S), preferred_element_type="complex64"),
     ),
     "complex zeros": (TypeError, "zero_point is complex64", lambda: jaxext.quantized_matmul(X, q(INT, S, S.astype(np.complex64)))),
-    "no zero": (TypeError, "dtype is float8_e8m0fnu", lambda: jaxext.quantize(W, dtype=jnp.float8_e8m0fnu)),
-    "unsigned": (ValueError, "no negative numbers", lambda: jaxext.quantize(W, dtype=jnp.uint8)),
-    "floats with zeros": (ValueError, "finest around zero", lambda: jaxext.quantize(W, dtype=jnp.float8_e5m2, symmetric=False)),
-    "group": (ValueError, "group is 3", lambda: jaxext.quantize(W, group=3)),
-    "group without an axis": (ValueError, "group is 4 without", lambda: jaxext.quantize(W, group=4, axis=None)),
-    "axis": (ValueError, "axis is 2, want one of the 2 axes of w", lambda: jaxext.quantize(W, axis=2)),
-    "axis of floats": (TypeError, "axis is 0.5, want a whole number, or None", lambda: jaxext.quantize(W, axis=0.5)),  # type: ignore[arg-type]
-    "a group of floats": (TypeError, "group is 4.0, want a whole number", lambda: jaxext.quantize(W, group=FLOAT)),
-    "integers to quantize": (TypeError, "w is int8", lambda: jaxext.quantize(INT)),
-    "odd int4": (ValueError, "even size", lambda: jaxext.pack_int4(np.ones((2, 3), ml_dtypes.int4))),
-    "int8 to pack": (TypeError, "q is int8", lambda: jaxext.pack_int4(INT)),
-    "floats to unpack": (TypeError, "packed is float32", lambda: jaxext.unpack_int4(W)),
+    "no zero": (TypeError, "dtype is float8_e8m0fnu", lambda: jaxext.quantization.quantize(W, dtype=jnp.float8_e8m0fnu)),
+    "unsigned": (ValueError, "no negative numbers", lambda: jaxext.quantization.quantize(W, dtype=jnp.uint8)),
+    "floats with zeros": (
+        ValueError,
+        "finest around zero",
+        lambda: jaxext.quantization.quantize(W, dtype=jnp.float8_e5m2, symmetric=False),
+    ),
+    "group": (ValueError, "group is 3", lambda: jaxext.quantization.quantize(W, group=3)),
+    "group without an axis": (ValueError, "group is 4 without", lambda: jaxext.quantization.quantize(W, group=4, axis=None)),
+    "axis": (ValueError, "axis is 2, want one of the 2 axes of w", lambda: jaxext.quantization.quantize(W, axis=2)),
+    "axis of floats": (TypeError, "axis is 0.5, want a whole number, or None", lambda: jaxext.quantization.quantize(W, axis=0.5)),  # type: ignore[arg-type]
+    "a group of floats": (TypeError, "group is 4.0, want a whole number", lambda: jaxext.quantization.quantize(W, group=FLOAT)),
+    "integers to quantize": (TypeError, "w is int8", lambda: jaxext.quantization.quantize(INT)),
+    "odd int4": (ValueError, "even size", lambda: jaxext.quantization.pack_int4(np.ones((2, 3), ml_dtypes.int4))),
+    "int8 to pack": (TypeError, "q is int8", lambda: jaxext.quantization.pack_int4(INT)),
+    "floats to unpack": (TypeError, "packed is float32", lambda: jaxext.quantization.unpack_int4(W)),
 }
 
 
 def q(*arrays):
-    return jaxext.Quantized(*arrays)
+    return jaxext.quantization.Quantized(*arrays)
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -288,7 +288,7 @@ def test_a_layer_as_maxtext_writes_it():
     want = jax.value_and_grad(loss, (0, 1, 2, 3, 4))(*args)
     with jaxext.in_place_of_lax():
         got = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4)))(*args)
-        names = {row.op for row in jaxext.explain(jax.grad(loss, (0, 1, 2, 3)), *args).rows}
+        names = {row.op for row in jaxext.explain(jax.grad(loss, (0, 1, 2, 3)))(*args).rows}
     assert {"ragged_nn", "ragged_nt", "ragged_tn"} <= names
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         scale = float(jnp.abs(other).max())

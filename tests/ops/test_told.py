@@ -71,7 +71,7 @@ def test_told(x, text):
 def test_told_of_arrays_of_jax():
     x = jnp.asarray(A)
     assert told(x) == told(x.T.T) == "float32[50,40]" and told(jax.random.key(0)).startswith("key<")
-    assert told(jaxext.quantize(x)) == "Quantized(qvalue=int8[50,40], scale=float32[1,40], zero_point=None)"
+    assert told(jaxext.quantization.quantize(x)) == "Quantized(qvalue=int8[50,40], scale=float32[1,40], zero_point=None)"
     said = []
     jax.jit(jax.grad(lambda x: (said.append(told({"x": x})), x.sum())[1]))(x)
     assert said == ["{'x': float32[50,40]}"]
@@ -102,18 +102,18 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an activation": (lambda: jaxext.linear(A, A.T, activation=A), "activation is float32[50,40], want"),
     "a sharding": (lambda: jaxext.linear(A, A.T, out_sharding=A), "out_sharding is float32[50,40], want"),
     "a weight": (lambda: jaxext.quantized_matmul(A, (A, A)), "w is (float32[50,40], float32[50,40]), want"),
-    "bits": (lambda: jaxext.quantize(A, A), "bits is float32[50,40], want"),
-    "a group": (lambda: jaxext.quantize(A, 8, A), "group is float32[50,40], want"),
+    "bits": (lambda: jaxext.quantization.quantize(A, A), "bits is float32[50,40], want"),
+    "a group": (lambda: jaxext.quantization.quantize(A, 8, A), "group is float32[50,40], want"),
     "steps": (lambda: jaxext.newton_schulz(A, A), "steps is float32[50,40], want"),
     "eps": (lambda: jaxext.newton_schulz(A, eps=A), "eps is float32[50,40], want"),
     "coefficients": (lambda: jaxext.newton_schulz(A, coefficients=A), "coefficients is float32[50,40], want"),
     "a GPU": (lambda: jaxext.use_target(A), "arch is float32[50,40], want"),
     "what is decorated": (lambda: jaxext.in_place_of_lax()(A), "got float32[50,40]"),
-    "explain": (lambda: jaxext.explain(A, A), "explain: fun is float32[50,40], want"),
-    "a platform": (lambda: jaxext.explain(jnp.sin, A, platform=A), "platform is float32[50,40], want"),
-    "tune": (lambda: jaxext.tune(A, A), "tune: fun is float32[50,40], want"),
-    "candidates": (lambda: jaxext.tune(jnp.sin, A, candidates=A), "candidates is float32[50,40], want"),
-    "doctor": (lambda: jaxext.doctor(A, A), "doctor: fun is float32[50,40], want"),
+    "explain": (lambda: jaxext.explain(A)(A), "explain: fun is float32[50,40], want"),
+    "a platform": (lambda: jaxext.explain(jnp.sin, platform=A)(A), "platform is float32[50,40], want"),
+    "tune": (lambda: jaxext.tune(A)(A), "tune: fun is float32[50,40], want"),
+    "candidates": (lambda: jaxext.tune(jnp.sin, candidates=A)(A), "candidates is float32[50,40], want"),
+    "doctor": (lambda: jaxext.doctor(A)(A), "doctor: fun is float32[50,40], want"),
     "an implementation": (lambda: extend.register("matmul", A), "implementation is float32[50,40], want"),
     "a name": (lambda: extend.define(A, x="B M", w="B N", y="M N"), "the name is float32[50,40], want"),
     "labels": (lambda: extend.define("told_labels", x=A, w="B N", y="M N"), "define: x is float32[50,40], want"),
@@ -130,9 +130,9 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: parallel.cost("matmul", {"M": A}, sizes=dict(M=4, K=4, N=4), dtype="float32"),
         "sharding of M is float32[50,40], want",
     ),
-    "an axis of the mesh": (lambda: parallel.all_gather_matmul(A, A.T, AS), "axis_name is [float32[50,40]], want"),
+    "an axis of the mesh": (lambda: parallel.all_gather_matmul(A, A.T, axis_name=AS), "axis_name is [float32[50,40]], want"),
     "axes of the mesh": (
-        lambda: parallel.conv_general_dilated(A[None, None], A[None, None], (1, 1), "SAME", axis_names=A),
+        lambda: parallel.halo_conv(A[None, None], A[None, None], (1, 1), "SAME", axis_names=A),
         "axis_names is float32[50,40], want",
     ),
     "a loss": (lambda: privacy.clipped_grad(A, l2_clip_norm=1.0), "fun is float32[50,40], want"),

@@ -30,7 +30,7 @@ def split(*specs, **static):
 
     def f(x, weight, bias, *more):
         given = dict(zip(names, more, strict=True))
-        return jaxext.parallel.causal_conv1d(x, weight, bias, axis_name="t", activation="silu", **given, **static)
+        return jaxext.parallel.halo_causal_conv1d(x, weight, bias, axis_name="t", activation="silu", **given, **static)
 
     return jax.jit(jax.shard_map(f, mesh=mesh(), in_specs=(SPLIT, P(), P(), *specs), out_specs=SPLIT))
 
@@ -107,9 +107,9 @@ def test_one_message():
 
 def test_errors():
     x, weight, bias, state = some()
-    with pytest.raises(TypeError, match=r"causal_conv1d: w has the shape \(6,\), want \(k, 6\)"):
+    with pytest.raises(TypeError, match=r"halo_causal_conv1d: w has the shape \(6,\), want \(k, 6\)"):
         split()(x, weight[0], bias)
     with pytest.raises(TypeError, match=r"initial_states has the shape \(2, 2, 6\), want \(2, 3, 6\)"):
         split(P(), names=("initial_states",))(x, weight, bias, state[:, 1:])
     with pytest.raises(NameError, match="axis_name is 'nowhere', want an axis of a shard_map"):
-        jaxext.parallel.causal_conv1d(x, weight, bias, axis_name="nowhere")
+        jaxext.parallel.halo_causal_conv1d(x, weight, bias, axis_name="nowhere")

@@ -53,11 +53,11 @@ GRID = mesh_of(data=4, model=2)
 def plain(function):
     """What it does, in the words of lax, not overlapped."""
 
-    def gathered(lhs, rhs, axis_name):
-        return jnp.matmul(lax.all_gather(lhs, axis_name, axis=lhs.ndim - 2, tiled=True), rhs)
+    def gathered(x, w, axis_name):
+        return jnp.matmul(lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True), w)
 
-    def scattered(lhs, rhs, axis_name):
-        y = jnp.matmul(lhs, rhs)
+    def scattered(x, w, axis_name):
+        y = jnp.matmul(x, w)
         return lax.psum_scatter(y, axis_name, scatter_dimension=y.ndim - 2, tiled=True)
 
     return gathered if function is all_gather_matmul else scattered
@@ -108,7 +108,7 @@ def test_derivatives(case, steps):
 def test_one_operand_replicated(function, steps):
     """Gradients inside, with the varying axes in the types: that of the replicated one is added up, once and not per step."""
     x, y = integers((3, 6, 2)), integers((3, 2, 6), 1)
-    own = lambda f, a, b: f(a.reshape(6, 2), b.reshape(2, 6), "x")
+    own = lambda f, a, b: f(a.reshape(6, 2), b.reshape(2, 6), axis_name="x")
     for a, b, specs in ((x, y[0], (P("x"), P())), (x[0], y, (P(), P("x")))):
         got, want = (
             jax.jit(jax.shard_map(gradients(functools.partial(own, f)), mesh=RING, in_specs=specs, out_specs=specs))
@@ -206,7 +206,7 @@ def beside_permutes(lowered, product):
 
 def for_gpus(f, *args):
     with jaxext.use_implementation("xla"):
-        return jaxext.lower_for(f, *args, arch="sm_90a")
+        return jaxext.export.lower_for(f, arch="sm_90a")(*args)
 
 
 is_dot = lambda op: op.name == "stablehlo.dot_general"
@@ -222,7 +222,7 @@ def test_permutes_are_beside_products(function):
     in_turn = "".join(marks.get(op.name, "") for (whole,) in [inlined(forward)] for op, _, _ in whole)
     assert in_turn == (">*" * 7 + "*" if function is all_gather_matmul else "*>" * 7 + "*")
     assert list(beside_permutes(forward, is_dot)) == [[1, 2, 3, 4, 5, 6, 7]]
-    # The gathered rows are there already, for the gradient of rhs in one product; scattered ones are gathered for both gradients.
+    # The gathered rows are there already, for the gradient of w in one product; scattered ones are gathered for both gradients.
     of_gradients = [1 + k for k in range(1, 8)] if function is all_gather_matmul else [2 * k for k in range(1, 8)]
     assert list(beside_permutes(backward, is_dot)) == [[1, 2, 3, 4, 5, 6, 7], of_gradients]
     joined = [math.prod(op.results[0].type.shape) for op in operations(forward) if op.name == "stablehlo.concatenate"]
@@ -259,8 +259,8 @@ def test_each_is_the_transpose_of_the_other():
 
     def ring(function, transposed):
         product = split(function)
-        backwards = lambda y, rhs: jax.linear_transpose(lambda lhs: product(lhs, rhs), OPERANDS[0])(y)
-        lowered = for_gpus(backwards if transposed else product, *OPERANDS)  # lhs and the result have one shape
+        backwards = lambda y, w: jax.linear_transpose(lambda x: product(x, w), OPERANDS[0])(y)
+        lowered = for_gpus(backwards if transposed else product, *OPERANDS)  # x and the result have one shape
         all_of_it = [op for whole in inlined(lowered) for op, _, _ in whole]
         pairs = [np.array(op.attributes["source_target_pairs"]) for op in all_of_it if op.name == "stablehlo.collective_permute"]
         return [{int(shift) for shift in (p[:, 1] - p[:, 0]) % 3} for p in pairs], sum(map(is_dot, all_of_it))
@@ -275,17 +275,17 @@ def test_what_the_gradient_keeps(function):
     specs = (P("x"), P(None, "x")) if function is all_gather_matmul else (P(None, "x"), P("x"))
     kept = []
 
-    def inside(f, lhs, rhs):
-        _, pullback = jax.vjp(lambda a, b: f(a, b, "x"), lhs, rhs)
-        kept.append(sorted(x.size for x in jax.tree.leaves(pullback) if x.dtype == lhs.dtype))
-        return lhs, rhs
+    def inside(f, x, w):
+        _, pullback = jax.vjp(lambda a, b: f(a, b, axis_name="x"), x, w)
+        kept.append(sorted(each.size for each in jax.tree.leaves(pullback) if each.dtype == x.dtype))
+        return x, w
 
     for f in (function, plain(function), jax.checkpoint(function, static_argnums=2)):
         jax.eval_shape(jax.shard_map(functools.partial(inside, f), mesh=RING, in_specs=specs, out_specs=specs), *OPERANDS)
-    lhs, rhs = 48 * 24 // 3, 24 * 24 // 3
+    x, w = 48 * 24 // 3, 24 * 24 // 3
     ours, theirs, again = kept
-    assert ours == theirs == [rhs, 3 * lhs if function is all_gather_matmul else lhs]
-    assert again == [rhs, lhs]
+    assert ours == theirs == [w, 3 * x if function is all_gather_matmul else x]
+    assert again == [w, x]
 
 
 @each
@@ -339,27 +339,27 @@ def test_kernels_are_beside_permutes(function):
     """In a program for GPUs the products are our calls."""
     pytest.importorskip("triton")
     pytest.importorskip("jax_triton", exc_type=ImportError)
-    lowered = jaxext.lower_for(split(function, implementation="triton"), struct(768, 96), struct(96, 768), arch="sm_90a")
+    lowered = jaxext.export.lower_for(split(function, implementation="triton"), arch="sm_90a")(struct(768, 96), struct(96, 768))
     assert list(beside_permutes(lowered, lambda op: op.name == "stablehlo.custom_call")) == [[1, 2]]
 
 
 REFUSED = [
-    (all_gather_matmul, (8, 4), (5, 6), "x", TypeError, r"all_gather_matmul: rhs has 5 rows \(shape \(5, 6\)\), want 4, the columns of"),
-    (matmul_reduce_scatter, (8, 4), (5, 6), "x", TypeError, "matmul_reduce_scatter: rhs has 5 rows .*, want 4, the columns of lhs"),
-    (matmul_reduce_scatter, (8, 4), (4, 6), "x", ValueError, r"lhs has 8 rows \(shape \(8, 4\)\), want a multiple of the 3 devices"),
-    (all_gather_matmul, (4,), (4, 6), "x", ValueError, r"all_gather_matmul: lhs has shape \(4,\), want at least two axes"),
-    (matmul_reduce_scatter, (8, 4), (4,), "x", ValueError, r"matmul_reduce_scatter: rhs has shape \(4,\), want at least two axes"),
+    (all_gather_matmul, (8, 4), (5, 6), "x", TypeError, r"all_gather_matmul: w has 5 rows \(shape \(5, 6\)\), want 4, the columns of"),
+    (matmul_reduce_scatter, (8, 4), (5, 6), "x", TypeError, "matmul_reduce_scatter: w has 5 rows .*, want 4, the columns of x"),
+    (matmul_reduce_scatter, (8, 4), (4, 6), "x", ValueError, r"x has 8 rows \(shape \(8, 4\)\), want a multiple of the 3 devices"),
+    (all_gather_matmul, (4,), (4, 6), "x", ValueError, r"all_gather_matmul: x has shape \(4,\), want at least two axes"),
+    (matmul_reduce_scatter, (8, 4), (4,), "x", ValueError, r"matmul_reduce_scatter: w has shape \(4,\), want at least two axes"),
     (all_gather_matmul, (8, 4), (4, 6), "y", NameError, "all_gather_matmul: axis_name is 'y', want an axis of a shard_map or pmap around"),
     (matmul_reduce_scatter, (8, 4), (4, 6), ["x"], TypeError, r"matmul_reduce_scatter: axis_name is \['x'\], want a name or a tuple of"),
 ]
 
 
-@pytest.mark.parametrize(("function", "lhs", "rhs", "axis", "error", "words"), REFUSED)
-def test_what_does_not_fit_is_refused(function, lhs, rhs, axis, error, words):
+@pytest.mark.parametrize(("function", "x", "w", "axis", "error", "words"), REFUSED)
+def test_what_does_not_fit_is_refused(function, x, w, axis, error, words):
     """When it is traced, by the name of the argument, in lax's class of error."""
     call = jax.shard_map(functools.partial(function, axis_name=axis), mesh=RING, in_specs=(P(), P()), out_specs=P())
     with pytest.raises(error, match=words):
-        jax.eval_shape(call, struct(*lhs), struct(*rhs))
+        jax.eval_shape(call, struct(*x), struct(*w))
 
 
 @each

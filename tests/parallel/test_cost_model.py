@@ -155,7 +155,7 @@ def test_every_role_with_halos(split, sizes, geometry):
     labels = {"x": "NHWC", "w": "RSCK", "y": "NPQK"}
     specs = {slot: spec(names, split) for slot, names in labels.items()}
     conv = functools.partial(
-        parallel.conv_general_dilated,
+        parallel.halo_conv,
         **dict(window_strides=(1, 1), padding="SAME") | geometry,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         axis_names=[axis if axis in split else None for axis in "HW"],
@@ -176,16 +176,16 @@ def test_a_halo_that_one_neighbour_does_not_hold():
     assert [(c.kind, c.devices, c.bytes) for c in costs["fprop"].collectives] == [("collective-permute", 8, n * row) for n in (2, 1, 2, 1)]
 
 
-def gathers_columns(a, b, axis):
-    return matmul(a, lax.all_gather(b, axis, axis=0, tiled=True))
+def gathers_columns(a, b, axis_name):
+    return matmul(a, lax.all_gather(b, axis_name, axis=0, tiled=True))
 
 
-def gathers_rows(a, b, axis):
-    return matmul(lax.all_gather(a, axis, axis=0, tiled=True), b)
+def gathers_rows(a, b, axis_name):
+    return matmul(lax.all_gather(a, axis_name, axis=0, tiled=True), b)
 
 
-def adds_rows(a, b, axis):
-    return lax.psum_scatter(matmul(a, b), axis, tiled=True)
+def adds_rows(a, b, axis_name):
+    return lax.psum_scatter(matmul(a, b), axis_name, tiled=True)
 
 
 SCATTERED = (
@@ -205,7 +205,7 @@ def test_every_role_with_a_scattered_slot(split, scattered, function):
     specs = {slot: spec(names, split) for slot, names in labels.items()}
     for slot, label in scattered.items():
         specs[slot] = P(*(axis if other == label else name for other, name in zip(labels[slot], specs[slot], strict=True)))
-    nn = jax.shard_map(lambda a, b: function(a, b, axis), mesh=mesh, in_specs=(specs["a"], specs["b"]), out_specs=specs["c"])
+    nn = jax.shard_map(functools.partial(function, axis_name=axis), mesh=mesh, in_specs=(specs["a"], specs["b"]), out_specs=specs["c"])
     shapes = {slot: tuple(sizes[label] for label in names) for slot, names in labels.items()}
     for open, product in roles_of(form, nn, shapes).items():
         slots, role = form.operands(open), costs[form.roles[open]]
@@ -219,7 +219,7 @@ def test_rows_that_are_sent_to_experts():
     n, rows, K, N = 8, 64, 32, 24
     costs = parallel.cost("matmul", {"B": n}, sizes=dict(B=n, M=rows, K=K, N=N), sent={"a": ("M", "B"), "c": ("M", "B")})
     sizes, mesh = jnp.full(n, rows // n, jnp.int32), mesh_of({"B": n})
-    product = lambda a, b: parallel.expert_parallel(ragged_dot, a, b, sizes, "B", capacity=rows // n)
+    product = lambda a, b: parallel.expert_parallel(ragged_dot, a, b, sizes, axis_name="B", capacity=rows // n)
     nn = jax.shard_map(product, mesh=mesh, in_specs=P("B"), out_specs=P("B"))
     shapes = {"a": (n * rows, K), "b": (n, K, N), "c": (n * rows, N)}
     for open, function in roles_of(forms()["matmul"], nn, shapes).items():

@@ -74,7 +74,7 @@ def split(n, **how):
     """Of rows [device, M, K], all weights, and sizes [device, expert]."""
 
     def local(x, weights, sizes):
-        return expert_parallel(experts, x[0], weights, sizes[0], "x", **how)[None]
+        return expert_parallel(experts, x[0], weights, sizes[0], axis_name="x", **how)[None]
 
     return jax.shard_map(local, mesh=mesh_of(n), in_specs=P("x"), out_specs=P("x"))
 
@@ -140,13 +140,13 @@ def test_vmap_outside():
 def test_pmap():
     x, weights, sizes = some(4, random_sizes(4, 11))
     parts = jax.tree.map(lambda w: w.reshape(4, E // 4, *w.shape[1:]), weights)
-    close(jax.pmap(lambda x, w, s: expert_parallel(experts, x, w, s, "x"), "x")(x, parts, sizes), whole(x, weights, sizes))
+    close(jax.pmap(lambda x, w, s: expert_parallel(experts, x, w, s, axis_name="x"), "x")(x, parts, sizes), whole(x, weights, sizes))
 
 
 def test_sizes_that_all_devices_share():
     """They do not vary over the axis; nor need the rows."""
     x, weights, sizes = some(4, [[1, 2, 0, 3, 1, 0, 2, 1]] * 4)
-    f = lambda x, w, s: expert_parallel(experts, x[0], w, s, "x")[None]
+    f = lambda x, w, s: expert_parallel(experts, x[0], w, s, axis_name="x")[None]
     shared = jax.shard_map(f, mesh=mesh_of(4), in_specs=(P(), P("x"), P()), out_specs=P("x"))
     close(jax.jit(shared)(x, weights, sizes[0]), np.stack([whole(x, weights, sizes)[0]] * 4))
 
@@ -181,7 +181,7 @@ def test_other_shapes_and_dtypes():
     def wider(x, weights, sizes):
         return jaxext.ragged_dot(x.reshape(-1, K), weights.astype(x.dtype), sizes, preferred_element_type=jnp.float32).reshape(-1, 5, 1)
 
-    f = lambda x, w, s: expert_parallel(wider, x[0], w, s[0], "x")[None]
+    f = lambda x, w, s: expert_parallel(wider, x[0], w, s[0], axis_name="x")[None]
     got = jax.jit(jax.shard_map(f, mesh=mesh_of(2), in_specs=P("x"), out_specs=P("x")))(x, weights["up"], sizes)
     assert got.dtype == jnp.float32
     np.testing.assert_array_equal(got, jax.vmap(wider, (0, None, 0))(x, weights["up"], sizes))
@@ -243,11 +243,11 @@ WRONG = {
     "too few experts": (dict(group_sizes=S[:6]), ValueError, "group_sizes has 6 experts, want a multiple of the 4 devices"),
     "no experts": (dict(group_sizes=S[:0]), ValueError, "group_sizes has 0 experts, want a multiple of the 4 devices"),
     "weights of another number": (
-        dict(weights={"a": W[:1]}),
+        dict(w={"a": W[:1]}),
         ValueError,
         "has 1 experts, want 2 of 8 experts on 4 devices",
     ),
-    "a number in the weights": (dict(weights=[1.0]), TypeError, r"weights\[0\] has shape \(\), want an axis of experts"),
+    "a number in the weights": (dict(w=[1.0]), TypeError, r"w\[0\] has shape \(\), want an axis of experts"),
     "a negative capacity": (dict(capacity=-1), ValueError, "capacity is -1, want 0 or more"),
     "half a row": (dict(capacity=2.5), TypeError, "capacity is 2.5, want a number of rows or None"),
     "another axis": (dict(axis_name="z"), NameError, "axis_name is 'z', want an axis of a shard_map or pmap around the call"),
@@ -263,7 +263,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_errors(name):
     change, error, said = WRONG[name]
-    arguments = dict(experts=product, x=X, weights=W, group_sizes=S, axis_name="x") | change
+    arguments = dict(experts=product, x=X, w=W, group_sizes=S, axis_name="x") | change
     with pytest.raises(error, match=f"^expert_parallel: .*{said}"):
         inside(lambda: expert_parallel(**arguments))
 

@@ -36,7 +36,7 @@ class Case:
     def __init__(self, x, w, names, strides, padding, layout, **more):
         self.x, self.w, self.names = x, w, names
         self.lax = functools.partial(lax.conv_general_dilated, window_strides=strides, padding=padding, dimension_numbers=layout, **more)
-        self.ours = functools.partial(halo.conv_general_dilated, axis_names=names, **self.lax.keywords)
+        self.ours = functools.partial(halo.halo_conv, axis_names=names, **self.lax.keywords)
         spatial = iter(names)
         self.spec = P(*(next(spatial) if letter in "DHW" else None for letter in layout[0]))
 
@@ -214,7 +214,7 @@ def test_a_network_down_and_up_again():
         return jax.value_and_grad(lambda params: jnp.sum(network(conv, params, x) ** 2))(params)
 
     def part(params, x):
-        value, gradient = step(functools.partial(halo.conv_general_dilated, axis_names=("h", "w")), params, x)
+        value, gradient = step(functools.partial(halo.halo_conv, axis_names=("h", "w")), params, x)
         return lax.psum(value, ("h", "w")), gradient
 
     shapes = {"down": (3, 3, 2, 4), "deep": (3, 3, 1, 4), "up": (3, 3, 4, 2)}
@@ -255,9 +255,7 @@ NEEDS_MORE = (
 def test_what_is_refused_and_how(change, error, message):
     given = dict(filter=(3, 3, 3, 4), window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, axis_names=("h", None)) | change
     w = np.ones(given.pop("filter"), np.float32)
-    f = jax.shard_map(
-        functools.partial(halo.conv_general_dilated, **given), mesh=LINE, in_specs=(P(None, "h"), P()), out_specs=P(None, "h")
-    )
+    f = jax.shard_map(functools.partial(halo.halo_conv, **given), mesh=LINE, in_specs=(P(None, "h"), P()), out_specs=P(None, "h"))
     with pytest.raises(error, match=message):
         jax.eval_shape(f, integers((2, 16, 8, 3)), w)
 

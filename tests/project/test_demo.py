@@ -33,7 +33,7 @@ def test_only_one_of_them_runs_jaxext():
     (images, labels), _ = digits.load()
 
     def products(ops):
-        return {row.op for row in jaxext.explain(jax.grad(functools.partial(digits.mean_loss, ops)), params, images[:8], labels[:8]).rows}
+        return {row.op for row in jaxext.explain(jax.grad(functools.partial(digits.mean_loss, ops)))(params, images[:8], labels[:8]).rows}
 
     conv, matmul = {"conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"}, {"matmul_nn", "matmul_nt", "matmul_tn"}
     assert products(digits.OURS) == conv | matmul

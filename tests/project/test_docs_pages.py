@@ -65,9 +65,11 @@ def test_a_table_that_is_stale_is_written_anew():
 def test_names_are_told_in_a_sentence():
     """As the documentation has it, where the site has all of it."""
     text = (DOCS / "api" / "operations.md").read_text()
-    line = "[`jaxext.pack_int4`](../../jaxext/ops/quantized/__init__.py): int4 or uint4 numbers (..., N) as bytes, uint8 (..., N / 2)."
-    assert f"- {line} <!-- ::: jaxext.pack_int4 -->\n" in text and tables.written(text.replace("as bytes", "as bits")) == text
-    assert "\n::: jaxext.pack_int4\n" in tables.expanded(text, "api") and "<!--" not in tables.expanded(text, "api")
+    line = "[`jaxext.quantization.pack_int4`](../../jaxext/quantization.py): Pack int4 or uint4 numbers, two in a byte."
+    assert (
+        f"- {line} <!-- ::: jaxext.quantization.pack_int4 -->\n" in text and tables.written(text.replace("in a byte", "in a bit")) == text
+    )
+    assert "\n::: jaxext.quantization.pack_int4\n" in tables.expanded(text, "api") and "<!--" not in tables.expanded(text, "api")
     policies = tables.expanded((DOCS / "api" / "checkpoint_policies.md").read_text(), "api")
     assert "\n::: jaxext.checkpoint_policies\n    options:\n      show" in policies
     with pytest.raises((AttributeError, ImportError)):

@@ -62,7 +62,7 @@ def test_the_cross_entropy_in_every_transformation(example):
         pytest.skip(reason)
     logits, labels = random((4, 3), np.float32), np.array([2, 0, 1, 2], np.int32)
     gradient = jax.grad(lambda x: example.CROSS_ENTROPY(x, labels).sum())
-    assert [row.chosen for row in jaxext.explain(gradient, logits).rows] == ["custom_ffi"] * 2
+    assert [row.chosen for row in jaxext.explain(gradient)(logits).rows] == ["custom_ffi"] * 2
     splits = [testing.Split((P("x"), P("x")), P("x"))]
     testing.check_op(example.CROSS_ENTROPY, example.likelihood, (logits, labels), splits=splits, show=False).raise_if_failed()
 
@@ -92,7 +92,7 @@ def test_the_cross_entropy_for_a_gpu(example):
     gradient = jax.grad(lambda x, n: example.CROSS_ENTROPY(x, n).sum())
     logits, labels = random((4, 3), np.float32), np.zeros(4, np.int32)
     for rows, wanted in ((4, 2), (0, 0)):
-        program = jaxext.lower_for(gradient, logits[:rows], labels[:rows], arch="sm_90a").as_text()
+        program = jaxext.export.lower_for(gradient, arch="sm_90a")(logits[:rows], labels[:rows]).as_text()
         assert sum("custom_call" in line and "triton_kernel_call" in line for line in program.splitlines()) == wanted
 
 
@@ -114,7 +114,7 @@ def test_a_name_holds_for_all_that_is_shown(example, capsys, monkeypatch):
     checked, few, check_op = [], dict.fromkeys(testing.CHECKS[1:], "test_conformance.py makes it"), testing.check_op
 
     def check(layer, reference, arrays, skip, **kwargs):
-        checked.extend(row.why for row in jaxext.explain(layer, *arrays).rows)
+        checked.extend(row.why for row in jaxext.explain(layer)(*arrays).rows)
         return check_op(layer, reference, arrays, skip=few, **kwargs)
 
     monkeypatch.setattr(testing, "check_op", check)

@@ -40,7 +40,7 @@ def products(function, *args):
     """The products that a function runs, of which none is lax's own."""
     text = str(jax.make_jaxpr(function)(*args))
     assert "dot_general[" not in text and "conv_general_dilated[" not in text  # a program that is called may have such a name
-    return [(row.op, row.times) for row in jaxext.explain(function, *args).rows]
+    return [(row.op, row.times) for row in jaxext.explain(function)(*args).rows]
 
 
 def test_vmap_convolve(capsys):
@@ -170,7 +170,7 @@ def test_mamba(capsys, tmp_path):
     assert len(losses) == 8 and losses[0] > 1.5 and losses[-1] < 0.2
     assert "Step by step the same scores: True" in out and (tmp_path / "plot.png").stat().st_size > 10_000
     _, (sequences, _) = mamba.load()
-    rows = jaxext.explain(jax.grad(mamba.mean_loss), mamba.init(), sequences[:4], np.zeros(4, np.int32)).rows
+    rows = jaxext.explain(jax.grad(mamba.mean_loss))(mamba.init(), sequences[:4], np.zeros(4, np.int32)).rows
     assert {"causal_conv1d", "causal_conv1d_backward"} <= {row.op for row in rows}
 
 

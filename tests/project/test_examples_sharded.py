@@ -239,8 +239,8 @@ def test_what_is_offered_to_the_cuda_kernels_they_take():
     train = functools.partial(sharded_mlp.step, jnp.bfloat16)
     with jaxext.use_implementation("cuda"), jaxext.use_target("sm_90a"):
         for function, *args in ((sharded_arrays.matmul, matrix, matrix), (train, params, batch, 0.1)):
-            assert {row.chosen for row in jaxext.explain(function, *args, platform="cuda").rows} <= {"cuda", "xla"}
-        blurs = jaxext.explain(functools.partial(image_convolution.deblur, sigma=3, steps=2), image, platform="cuda")
+            assert {row.chosen for row in jaxext.explain(function, platform="cuda")(*args).rows} <= {"cuda", "xla"}
+        blurs = jaxext.explain(functools.partial(image_convolution.deblur, sigma=3, steps=2), platform="cuda")(image)
     assert {row.chosen for row in blurs.rows} == {"cuda"}
 
 
@@ -279,5 +279,5 @@ def test_the_products_of_the_mixture_are_ragged():
     def gradient(params, images, labels):
         return jax.grad(lambda params: mixture_of_experts.on_one_device(params, images, labels)[0].mean())(params)
 
-    rows = jaxext.explain(gradient, mixture_of_experts.init(), *(of[:8] for of in mixture_of_experts.load())).rows
+    rows = jaxext.explain(gradient)(mixture_of_experts.init(), *(of[:8] for of in mixture_of_experts.load())).rows
     assert {"ragged_linear", "ragged_nn", "ragged_nt", "ragged_tn"} <= {row.op for row in rows}

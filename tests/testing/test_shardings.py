@@ -53,7 +53,7 @@ def test_the_doctor_accuses_no_split_that_is_right():
                 names = known.names | {"fn": known.fn}
                 *program, _, _ = sharding_worker.setting(function, known.result, part) + known.splitting(part, layout)
                 exec("\n".join(program), names)  # all but to compile and call it
-                report = jaxext.doctor(functools.partial(names["program"], names["f"]), *names["operands"], platform="cpu", gradients=False)
+                report = jaxext.doctor(functools.partial(names["program"], names["f"]), platform="cpu", gradients=False)(*names["operands"])
                 accused[function.name, str(layout)] = not report.ok
     wrong = {split for split, (kind, _) in outcomes.items() if kind not in ("right", "communication")}
     assert [split for split in outcomes if accused[split] and split not in wrong] == []

@@ -43,10 +43,10 @@ def test_products_of_a_gradient():
         ("matmul_nn", "a:f32[32,16]", "b:f32[16,16]", "c:f32[32,16]"): 2,
         ("matmul_nn", "a:f32[32,16]", "b:f32[16,4]", "c:f32[32,4]"): 1,
     }
-    explanation = jaxext.explain(mlp, PARAMS, X)
+    explanation = jaxext.explain(mlp)(PARAMS, X)
     assert table(explanation) == forward and explanation.platform == jax.default_backend().replace("gpu", "cuda")
     assert {row.chosen for row in explanation.rows} == {"xla"} and explanation.rows[0].refused == NO_GPU
-    assert table(jaxext.explain(jax.grad(mlp), PARAMS, X)) == forward | {
+    assert table(jaxext.explain(jax.grad(mlp))(PARAMS, X)) == forward | {
         ("matmul_tn", "a:f32[32,16]", "c:f32[32,4]", "b:f32[16,4]"): 1,
         ("matmul_nt", "b:f32[16,4]", "c:f32[32,4]", "a:f32[32,16]"): 1,
         ("matmul_tn", "a:f32[32,16]", "c:f32[32,16]", "b:f32[16,16]"): 2,
@@ -64,7 +64,7 @@ CONVNET = struct(3, 3, 2, 8), struct(8, 4), struct(16, 6, 6, 2)
 
 
 def test_roles_of_a_convolution():
-    explanation = jaxext.explain(jax.grad(convnet, argnums=(0, 2)), *CONVNET)
+    explanation = jaxext.explain(jax.grad(convnet, argnums=(0, 2)))(*CONVNET)
     assert [row.op for row in explanation.rows] == ["conv2d_fprop", "matmul_nn", "matmul_nt", "conv2d_wgrad", "conv2d_dgrad"]
     assert explanation.rows[0].operands == ("x:f32[16,6,6,2]", "w:f32[8,3,3,2]")
     assert explanation.rows[0].result == "y:f32[16,3,3,8]"
@@ -84,7 +84,7 @@ def test_scans_and_other_programs_inside():
         c = jax.lax.while_loop(lambda c: c[0, 0] < 3, lambda c: jaxext.matmul(c, c), c)
         return jax.vmap(jaxext.matmul, in_axes=(None, 0))(c, jnp.ones((7, 1, 2), np.float32))
 
-    assert table(jaxext.explain(f, a)) == {
+    assert table(jaxext.explain(f)(a)) == {
         ("matmul_nn", "a:f32[5,5]", "b:f32[5,5]", "c:f32[5,5]"): 12,
         ("matmul_nn", "a:f32[5,5]", "b:f32[5,1]", "c:f32[5,1]"): 1,
         ("matmul_nn", "a:f32[1,5]", "b:f32[5,1]", "c:f32[1,1]"): 1,
@@ -96,7 +96,7 @@ def test_scans_and_other_programs_inside():
 def test_per_device_shapes_in_shard_map():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     f = jax.shard_map(jaxext.matmul, mesh=mesh, in_specs=(P("data"), P(None, "model")), out_specs=P("data", "model"))
-    assert table(jaxext.explain(f, struct(16, 8), struct(8, 6))) == {("matmul_nn", "a:f32[4,8]", "b:f32[8,3]", "c:f32[4,3]"): 1}
+    assert table(jaxext.explain(f)(struct(16, 8), struct(8, 6))) == {("matmul_nn", "a:f32[4,8]", "b:f32[8,3]", "c:f32[4,3]"): 1}
 
 
 class OnlyCuda(extend.Implementation):
@@ -118,14 +118,14 @@ class OnlyCuda(extend.Implementation):
 def test_platform_and_refusals(monkeypatch):
     """Another implementation is asked for the platform that the user names, and says why not."""
     monkeypatch.setitem(vars(conv.FAMILY), "implementations", [OnlyCuda(), *conv.FAMILY.implementations])
-    forward, matmul = jaxext.explain(convnet, *CONVNET, platform="cpu").rows
+    forward, matmul = jaxext.explain(convnet, platform="cpu")(*CONVNET).rows
     assert (forward.chosen, forward.refused) == ("xla", {"only_cuda": "cpu is no GPU"} | NO_GPU)
     assert matmul.refused == NO_GPU
-    on_cuda = jaxext.explain(convnet, *CONVNET, platform="cuda")
+    on_cuda = jaxext.explain(convnet, platform="cuda")(*CONVNET)
     assert (on_cuda.platform, on_cuda.rows[0].chosen, on_cuda.rows[0].how) == ("cuda", "only_cuda", "conv2d_fprop kernel")
     assert on_cuda.rows[0].refused["xla"] == "'only_cuda' is preferred"
     monkeypatch.setitem(vars(conv.FAMILY), "implementations", [OnlyCuda()])
-    nothing = jaxext.explain(convnet, *CONVNET, platform="cpu")
+    nothing = jaxext.explain(convnet, platform="cpu")(*CONVNET)
     assert nothing.rows[0].chosen is None
     assert str(nothing).splitlines()[2].split()[:3] == ["conv2d_fprop", "1", "nothing"]
     assert "; not only_cuda[1]" in str(nothing) and "[1] only_cuda: cpu is no GPU" in str(nothing)
@@ -133,12 +133,12 @@ def test_platform_and_refusals(monkeypatch):
 
 def test_named_implementation():
     with jaxext.use_implementation("xla"):
-        assert jaxext.explain(convnet, *CONVNET).rows[0].chosen == "xla"
+        assert jaxext.explain(convnet)(*CONVNET).rows[0].chosen == "xla"
 
 
 def test_table():
     """A title, a head, two lines for each row, and a legend; the columns begin below one another."""
-    explanation = jaxext.explain(jax.grad(convnet), *CONVNET)
+    explanation = jaxext.explain(jax.grad(convnet))(*CONVNET)
     table, legend = (part.splitlines() for part in str(explanation).split("\n\n"))
     title, head, *lines = table
     assert title == f"products on {explanation.platform}: {len(explanation.rows)}"
@@ -167,9 +167,9 @@ def test_summary(monkeypatch):
         return jaxext.linear(depthwise.sum((1, 2)), v, activation="relu"), jaxext.matmul(v, v)
 
     arrays = struct(8, 64, 64, 8), struct(3, 3, 1, 8), struct(8, 8)
-    assert str(jaxext.explain(f, *arrays, platform="cpu")).splitlines()[-1] == "in all: 1 as lax, 1 by xla, 1 rewritten"
-    assert str(jaxext.explain(f, *arrays, platform="cuda")).splitlines()[-1] == "in all: 1 as lax, 1 by only_cuda, 1 by xla"
-    assert "in all" not in str(jaxext.explain(jaxext.matmul, *arrays[2:], *arrays[2:]))
+    assert str(jaxext.explain(f, platform="cpu")(*arrays)).splitlines()[-1] == "in all: 1 as lax, 1 by xla, 1 rewritten"
+    assert str(jaxext.explain(f, platform="cuda")(*arrays)).splitlines()[-1] == "in all: 1 as lax, 1 by only_cuda, 1 by xla"
+    assert "in all" not in str(jaxext.explain(jaxext.matmul)(*arrays[2:], *arrays[2:]))
 
 
 def details(explanation):
@@ -189,7 +189,7 @@ CONV = jaxext.conv_general_dilated
     (((1, 1), [(-1, -1), (0, 0)]), "stride 1, padding -1/0; "),
 ])  # fmt: skip
 def test_geometry(arguments, told):
-    explanation = jaxext.explain(lambda x, w: CONV(x, w, *arguments), struct(2, 3, 9, 9), struct(4, 3, 3, 3))
+    explanation = jaxext.explain(lambda x, w: CONV(x, w, *arguments))(struct(2, 3, 9, 9), struct(4, 3, 3, 3))
     assert details(explanation)[0].startswith(told + "given as NCHW OIHW NCHW; precision")
     (row,) = explanation.rows
     assert row.window is not None and row.window.stride == arguments[0]
@@ -203,10 +203,10 @@ def test_plain_dilated_and_precise_convolutions_can_be_told_apart():
         dilated = CONV(x, w, (1, 1), "SAME", None, (2, 2), NHWC)
         return plain, dilated, CONV(x, w, (1, 1), "SAME", None, None, NHWC, precision="highest")
 
-    explanation = jaxext.explain(f, x, w)
+    explanation = jaxext.explain(f)(x, w)
     assert len({*details(explanation)}) == 3 and [row.times for row in explanation.rows] == [2, 1, 1]
     with jax.default_matmul_precision("highest"):
-        assert [(row.precision, row.times) for row in jaxext.explain(f, x, w).rows] == [("highest", 3), ("highest", 1)]
+        assert [(row.precision, row.times) for row in jaxext.explain(f)(x, w).rows] == [("highest", 3), ("highest", 1)]
 
 
 TF32, ALLOWED = "TF32: 11 bits", "TF32 allowed: 11 bits"
@@ -242,7 +242,7 @@ MULTIPLIED = [  # platform, GPU, dtype, precision, implementation -> what is tol
 def test_precision(platform, arch, dtype, precision, by, named, told):
     x = jax.ShapeDtypeStruct((8, 8), jnp.dtype(dtype))
     with jaxext.use_target(arch):
-        explanation = jaxext.explain(lambda x: jaxext.matmul(x, x, precision=precision, implementation=by), x, platform=platform)
+        explanation = jaxext.explain(lambda x: jaxext.matmul(x, x, precision=precision, implementation=by), platform=platform)(x)
     (row,) = explanation.rows
     if row.chosen is None:
         pytest.skip(row.refused[by])  # jax-triton is not here
@@ -269,7 +269,7 @@ def test_precision_of_other_operations():
     }
     with jaxext.use_target("sm_90a"):
         for name, (call, arrays, told) in calls.items():
-            (row,) = jaxext.explain(call, *arrays, platform="cuda").rows
+            (row,) = jaxext.explain(call, platform="cuda")(*arrays).rows
             if row.chosen is None:
                 pytest.skip(row.refused["triton"])
             assert row.multiplies == told, name
@@ -292,12 +292,12 @@ beside = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="a transpose
 ])  # fmt: skip
 def test_layout(call, x, w, layout):
     """Layouts are those of the arrays, not of the form; so are shapes."""
-    rows = jaxext.explain(call, struct(*x), struct(*w)).rows
+    rows = jaxext.explain(call)(struct(*x), struct(*w)).rows
     assert rows[-1].layout == layout
     given = {slot: shape for slot, _, shape in (each.partition(":f32") for each in rows[-1].shapes)}
     ours = {"x": x, "w": w, "a": x, "b": w}
     assert len(given) == 3 and all(given[slot] == f"[{','.join(map(str, ours[slot]))}]" for slot in given.keys() & ours.keys())
-    assert " ".join(rows[-1].shapes[:-1]) in str(jaxext.explain(call, struct(*x), struct(*w)))
+    assert " ".join(rows[-1].shapes[:-1]) in str(jaxext.explain(call)(struct(*x), struct(*w)))
 
 
 @beside
@@ -305,7 +305,7 @@ def test_equal_products_of_two_layouts_are_one_row():
     def f(x, w):
         return CONV(x, w, (1,), "SAME"), CONV(x.transpose(0, 2, 1), w, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC"))
 
-    (row,) = jaxext.explain(f, struct(2, 4, 9), struct(8, 4, 3)).rows
+    (row,) = jaxext.explain(f)(struct(2, 4, 9), struct(8, 4, 3)).rows
     assert (row.times, row.layout) == (2, "NCW OIW NCW or NCW OIW NWC")
 
 
@@ -320,7 +320,7 @@ def test_lines_are_120_columns_wide(monkeypatch):
     never = OnlyCuda()
     monkeypatch.setattr(never, "refuses", lambda call: "word " * 60, raising=False)
     monkeypatch.setitem(vars(conv.FAMILY), "implementations", [never, *conv.FAMILY.implementations])
-    explanation = jaxext.explain(jax.grad(net), [struct(7, 7, 3, 64), struct(3, 3, 64, 512)], struct(256, 224, 224, 3))
+    explanation = jaxext.explain(jax.grad(net))([struct(7, 7, 3, 64), struct(3, 3, 64, 512)], struct(256, 224, 224, 3))
     text = str(explanation)
     assert len(explanation.rows) > 3 and max(map(len, text.splitlines())) <= 120 and text.count("word") == 60
     assert all(text.count(reason) == 1 for reason in (f"cuda: {NO_GPU['cuda']}", f"triton: {NO_GPU['triton']}"))
@@ -328,19 +328,19 @@ def test_lines_are_120_columns_wide(monkeypatch):
 
 def test_bad_arguments():
     for fun in (3, None, np.ones((2, 2))):  # such as the function's result
-        with pytest.raises(TypeError, match="explain: fun is .*, want the function itself, and its arguments after it"):
-            jaxext.explain(fun, np.ones((2, 2)))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"explain: fun is .*, want the function itself: explain\(fun\)"):
+            jaxext.explain(fun)(np.ones((2, 2)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="explain: platform is 'abacus', want one of "):
-        jaxext.explain(mlp, PARAMS, X, platform="abacus")
+        jaxext.explain(mlp, platform="abacus")(PARAMS, X)
 
 
 def test_keyword_arguments_and_concrete_arrays():
-    got = jaxext.explain(lambda *, a, b: jaxext.matmul(a["x"], b), a={"x": np.ones((2, 3))}, b=jnp.ones((3, 4)))
+    got = jaxext.explain(lambda *, a, b: jaxext.matmul(a["x"], b))(a={"x": np.ones((2, 3))}, b=jnp.ones((3, 4)))
     assert table(got) == {("matmul_nn", "a:f64[2,3]", "b:f64[3,4]", "c:f64[2,4]"): 1}
 
 
 def test_no_products():
-    explanation = jaxext.explain(jnp.matmul, np.ones((2, 2)), np.ones((2, 2)))
+    explanation = jaxext.explain(jnp.matmul)(np.ones((2, 2)), np.ones((2, 2)))
     assert explanation.rows == ()
     assert str(explanation).startswith("no jaxext product")
 
@@ -350,6 +350,6 @@ def test_nothing_is_run(monkeypatch):
         raise AssertionError("explain ran something")
 
     monkeypatch.setattr(conv.XlaConv, "run", boom)
-    assert jaxext.explain(jax.grad(convnet), struct(5, 3, 2, 8), *CONVNET[1:]).rows
+    assert jaxext.explain(jax.grad(convnet))(struct(5, 3, 2, 8), *CONVNET[1:]).rows
     with pytest.raises(AssertionError, match="explain ran something"):  # so it would be noticed
         jax.grad(convnet)(*(np.ones(s.shape, s.dtype) for s in (struct(5, 3, 2, 8), *CONVNET[1:])))

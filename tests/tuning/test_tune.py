@@ -97,7 +97,7 @@ def test_a_network_by_the_clock_of_this_machine(path, monkeypatch):
     """Every product, verified and timed, is in the file as it is in the report."""
     monkeypatch.setattr(timing, "SAMPLE_MS", 0.01)
     seen = []
-    tuned = tune(network, *NETWORK, table=path, backward=False, progress=lambda row, done, of: seen.append((row, done, of)))
+    tuned = tune(network, table=path, backward=False, progress=lambda row, done, of: seen.append((row, done, of)))(*NETWORK)
     assert ops(tuned) == {"conv1d_fprop", "matmul_nn"}
     assert seen == [(row, i + 1, 2) for i, row in enumerate(tuned.rows)]
     assert stored(path) == {row.problem: tuple(row.measurements) for row in tuned.rows}
@@ -115,14 +115,14 @@ PREFERRED, LAX, OTHER, LOOP = (f"xla algorithm={name}" for name in ("dots", "lax
 
 
 def of_depthwise(path):
-    (row,) = tune(depthwise, *DEPTHWISE, table=path, backward=False).rows
+    (row,) = tune(depthwise, table=path, backward=False)(*DEPTHWISE).rows
     return row
 
 
 def taken(path):
     """By a program that is lowered with the table."""
     with in_force.use_table(path):
-        return jaxext.explain(depthwise, *DEPTHWISE).rows[0]
+        return jaxext.explain(depthwise)(*DEPTHWISE).rows[0]
 
 
 @pytest.mark.parametrize("fastest", ["lax", "loop"])
@@ -130,7 +130,7 @@ def test_the_fastest_is_taken(fastest, clock, path):
     clock({f"xla algorithm={fastest}": 1.0})
     row = of_depthwise(path)
     assert (row.preferred, winner(row), row.gain) == (PREFERRED, f"xla algorithm={fastest}", 2)
-    assert jaxext.explain(depthwise, *DEPTHWISE).rows[0].how == "dots"
+    assert jaxext.explain(depthwise)(*DEPTHWISE).rows[0].how == "dots"
     assert taken(path).how == fastest
     with in_force.use_table(path):
         rng = np.random.default_rng(0)
@@ -150,7 +150,7 @@ def test_what_is_hopeless_is_measured_once(clock, path):
 
 def test_the_report_is_readable(clock, path):
     clock({LAX: 1.0})
-    tuned = tune(depthwise, *DEPTHWISE, table=path, backward=False)
+    tuned = tune(depthwise, table=path, backward=False)(*DEPTHWISE)
     head, row = str(tuned).split("\n\n")
     assert head == f"1 product on {environment.device_kind('cpu')}, by a stand-in: {path}" and taken(tuned).how == "lax"
     problem, verdict, *candidates = row.splitlines()
@@ -185,7 +185,7 @@ def gated(x, w, sizes):
 def test_ragged_products(function, rows, dtype, names, clock, path):
     """The ranges are integers in the truth, too, and hold rows, so that there are numbers to compare."""
     arguments = struct(rows, 4, dtype=dtype), struct(3, 4, 6, dtype=dtype), struct(3, dtype=np.int32)
-    tuned = tune(function, *arguments, table=path, backward="tn" in names)
+    tuned = tune(function, table=path, backward="tn" in names)(*arguments)
     assert ops(tuned) == {*names.split()} and {*stored(path)} == {row.problem for row in tuned.rows}
     for row in tuned.rows:
         assert winner(row) is not None and all(c.error is not None and max(c.error) < 1e-2 for c in row.candidates)
@@ -198,7 +198,7 @@ def test_causal_convolutions(clock, path):
         return jaxext.causal_conv1d(x, w, seq_idx=seq_idx, activation="silu")
 
     with in_force.collecting() as calls:
-        tuned = tune(packed, struct(2, 9, 3), struct(4, 3), struct(2, 9, dtype=np.int8), table=path)
+        tuned = tune(packed, table=path)(struct(2, 9, 3), struct(4, 3), struct(2, 9, dtype=np.int8))
     assert ops(tuned) == {"causal_conv1d", "causal_conv1d_backward"} and all(winner(row) for row in tuned.rows)
     for call in calls:
         np.testing.assert_array_equal(random_operands.valid(call)["seq_idx"], [[0, 0, 0, 1, 1, 2, 2, 3, 3]] * 2)
@@ -231,7 +231,7 @@ def test_what_is_measured_stays_if_interrupted(clock, path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune(matmul, struct(2, 3), struct(3, 4), table=path, progress=progress)
+        tune(matmul, table=path, progress=progress)(struct(2, 3), struct(3, 4))
     assert stored(path) == {row.problem: tuple(row.measurements) for row in seen}
     assert len(seen) == 2
 
@@ -259,13 +259,13 @@ def test_products_of_a_function_and_its_gradient(unmeasured, path):
 
     of_matmul = {"matmul_nn", "matmul_nt", "matmul_tn"}
     both = of_matmul | {"conv1d_fprop", "conv1d_dgrad", "conv1d_wgrad"}
-    assert ops(tune(network, *NETWORK, table=path)) == both
-    assert ops(tune(network, *NETWORK, table=path, backward=False)) == {"conv1d_fprop", "matmul_nn"}
-    assert len(tune(repeated, struct(4, 4), struct(4, 4), table=path, backward=False).rows) == 1
-    assert len(tune(repeated, struct(4, 4), struct(4, 4), table=path).rows) == 3
+    assert ops(tune(network, table=path)(*NETWORK)) == both
+    assert ops(tune(network, table=path, backward=False)(*NETWORK)) == {"conv1d_fprop", "matmul_nn"}
+    assert len(tune(repeated, table=path, backward=False)(struct(4, 4), struct(4, 4)).rows) == 1
+    assert len(tune(repeated, table=path)(struct(4, 4), struct(4, 4)).rows) == 3
     params = {"a": np.ones((2, 3), np.float32), "b": jnp.ones((3, 4), np.float32)}
-    assert ops(tune(keywords, np.int32(3), params=params, table=path)) == of_matmul
-    assert ops(tune(matmul, struct(2, 3, dtype=np.int32), struct(3, 2, dtype=np.int32), table=path)) == {"matmul_nn"}
+    assert ops(tune(keywords, table=path)(np.int32(3), params=params)) == of_matmul
+    assert ops(tune(matmul, table=path)(struct(2, 3, dtype=np.int32), struct(3, 2, dtype=np.int32))) == {"matmul_nn"}
 
 
 def test_errors_of_the_function_are_its_own(unmeasured, path):
@@ -273,11 +273,11 @@ def test_errors_of_the_function_are_its_own(unmeasured, path):
         return jax.lax.while_loop(lambda c: c[0, 0] < 3, lambda c: matmul(c, c), a)
 
     with pytest.raises(ValueError, match="Reverse-mode") as caught:
-        tune(loop, struct(3, 3), table=path)
+        tune(loop, table=path)(struct(3, 3))
     assert any("backward=False" in note for note in caught.value.__notes__)
-    assert ops(tune(loop, struct(3, 3), table=path, backward=False)) == {"matmul_nn"}
+    assert ops(tune(loop, table=path, backward=False)(struct(3, 3))) == {"matmul_nn"}
     with pytest.raises(TypeError, match="contracting") as caught:
-        tune(matmul, struct(2, 3), struct(2, 3), table=path)
+        tune(matmul, table=path)(struct(2, 3), struct(2, 3))
     assert "backward" not in str(getattr(caught.value, "__notes__", "")) and not path.exists()
 
 
@@ -295,7 +295,7 @@ def test_sharded_calls_have_the_shapes_of_one_device(kind, unmeasured, path, tmp
         for name, value in STORED_PROGRAMS.items():
             jax.config.update(name, str(tmp_path / "xla") if value is None else value)
         for _ in range(2):
-            problems = [row.problem for row in tune(matmul, a, b, table=path, backward=False).rows]
+            problems = [row.problem for row in tune(matmul, table=path, backward=False)(a, b).rows]
             assert [problem.split(" float32")[0] for problem in problems] == ["matmul_nn B=1 M=4 K=8 N=3"]
         assert jax.config.values["jax_enable_compilation_cache"]
     finally:
@@ -316,24 +316,24 @@ def test_calls_that_no_table_answers(unmeasured, path):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AUTO,) * 2)
     manual = jax.shard_map(matmul, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"), axis_names={"data"})
     for fun, shapes, why in ((manual, ((16, 8), (8, 6)), "partitioner"), (matmul, ((0, 3), (3, 4)), "empty")):
-        (row,) = tune(fun, *(struct(*shape) for shape in shapes), table=path, backward=False).rows
+        (row,) = tune(fun, table=path, backward=False)(*(struct(*shape) for shape in shapes)).rows
         assert winner(row) is None and why in str(row.skipped) and str(row).endswith(f"not measured: {row.skipped}")
     assert not path.exists()
 
 
 def test_products_of_lax_that_are_ours(clock, path):
     with jaxext.in_place_of_lax(), in_force.collecting() as calls:
-        assert ops(tune(jnp.matmul, struct(2, 3), struct(3, 4), table=path, backward=False)) == {"matmul_nn"}
+        assert ops(tune(jnp.matmul, table=path, backward=False)(struct(2, 3), struct(3, 4))) == {"matmul_nn"}
         assert replacing_lax.value and len(calls) == 1  # candidates are made of lax itself
     with pytest.warns(UserWarning, match="tune: the function has no jaxext product, so nothing was measured: .*in_place_of_lax"):
-        tuned = tune(jnp.matmul, struct(2, 3), struct(3, 4), table=path, backward=False)
+        tuned = tune(jnp.matmul, table=path, backward=False)(struct(2, 3), struct(3, 4))
     assert tuned.rows == () and "in_place_of_lax" in str(tuned)
 
 
 @pytest.mark.parametrize(("trace", "of"), [(jax.jit, lambda x: x), (jax.grad, lambda x: x), (jax.jit, lambda x: struct(*x.shape))])
 def test_inside_a_function_that_jax_traces(trace, of, path):
     def loss(x):
-        tune(matmul, of(x), of(x), table=path)
+        tune(matmul, table=path)(of(x), of(x))
         return x.sum()
 
     with pytest.raises(RuntimeError, match="tune: jax is tracing the function that calls it .*call it outside, with arrays or jax.Shape"):
@@ -341,13 +341,13 @@ def test_inside_a_function_that_jax_traces(trace, of, path):
 
 
 def test_arguments(path, monkeypatch):
-    with pytest.raises(TypeError, match="tune: fun is .*, want the function itself, and its arguments after it"):
-        tune(np.ones((2, 3)), struct(3, 4), table=path)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"tune: fun is .*, want the function itself: tune\(fun\)"):
+        tune(np.ones((2, 3)), table=path)(struct(3, 4))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tune: candidates is 0, want a whole number from 1 on"):
-        tune(matmul, struct(2, 3), struct(3, 4), table=path, candidates=0)
+        tune(matmul, table=path, candidates=0)(struct(2, 3), struct(3, 4))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(RuntimeError, match="2 processes, want one"):
-        tune(matmul, struct(2, 3), struct(3, 4), table=path)
+        tune(matmul, table=path)(struct(2, 3), struct(3, 4))
 
 
 @pytest.mark.parametrize("table", ["notes.json", "/dev/null/tables.json", "/"])
@@ -355,5 +355,5 @@ def test_a_table_that_cannot_be_written_is_told_first(table, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.json").write_text("mine")
     with pytest.raises((OSError, ValueError), match=table):
-        tune(lambda *_: pytest.fail("it was traced"), struct(2, 3), table=table)
+        tune(lambda *_: pytest.fail("it was traced"), table=table)(struct(2, 3))
     assert (tmp_path / "notes.json").read_text() == "mine"

@@ -83,7 +83,7 @@ def test_a_timer_that_fails(of, name, clock, path, monkeypatch):
         raise RuntimeError("CUPTI lost kernels")
 
     monkeypatch.setattr(of, name, lost)
-    (row,) = tune(matmul, struct(2, 3), struct(3, 4), table=path, backward=False).rows
+    (row,) = tune(matmul, table=path, backward=False)(struct(2, 3), struct(3, 4)).rows
     assert winner(row) is None and "RuntimeError: CUPTI lost kernels" in (row.skipped, row.candidates[0].left_out)
     assert not path.exists()
 
@@ -102,7 +102,7 @@ def test_a_product_that_fails_leaves_the_others(clock, path, monkeypatch):
 
     monkeypatch.setattr(XlaMatmul, "run", fails)
     with pytest.warns(UserWarning, match="tune: matmul_nn .* is not measured: measuring it failed, TypeError: not of this kind$"):
-        rows = tune(both, struct(3, 3), *DEPTHWISE, table=path, backward=False).rows
+        rows = tune(both, table=path, backward=False)(struct(3, 3), *DEPTHWISE).rows
     assert [(row.problem.split()[0], row.winner is None) for row in rows] == [("matmul_nn", True), ("conv1d_fprop", False)]
     assert rows[0].skipped == "measuring it failed, TypeError: not of this kind" and {*stored(path)} == {rows[1].problem}
 
@@ -111,7 +111,7 @@ def test_a_product_that_fails_leaves_the_others(clock, path, monkeypatch):
 def test_truth_in_every_dtype(dtype, clock, path):
     """Integers exactly, where they wrap around too; and rounding is no error."""
     shapes = (5, 700), (700, 3)
-    (row,) = tune(matmul, *(struct(*shape, dtype=jnp.dtype(dtype)) for shape in shapes), table=path, backward=False).rows
+    (row,) = tune(matmul, table=path, backward=False)(*(struct(*shape, dtype=jnp.dtype(dtype)) for shape in shapes)).rows
     (candidate,) = row.candidates
     assert row.winner is candidate and candidate.error is not None
     exact = not jnp.issubdtype(jnp.dtype(dtype), jnp.inexact)
@@ -120,7 +120,7 @@ def test_truth_in_every_dtype(dtype, clock, path):
 
 def test_truth_is_wider_than_the_user_allows(clock, path):
     with jax.enable_x64(False):
-        (row,) = tune(matmul, struct(50, 70), struct(70, 30), table=path, backward=False).rows
+        (row,) = tune(matmul, table=path, backward=False)(struct(50, 70), struct(70, 30)).rows
     assert row.candidates[0].error is not None and 0 < row.candidates[0].error[0] < 1e-6
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from jaxext.core.contact import BF16, FP16, FP32, SQUARE, Contact, arrays, step, typed
-from jaxext.ops.quantized import Quantized, fp8_matmul, quantized_matmul
+from jaxext.ops.quantized import fp8_matmul, quantized_matmul
+from jaxext.ops.quantized.quantization import Quantized
 
 
 def _weight_only(name: str, kept: str, rows: int, K: int, N: int, group: int, dtype: str) -> Contact:

@@ -132,7 +132,7 @@ def test_programs(name):
     function, operands, calls, *more = PROGRAMS[name]
     how = dict(*more)
     with jaxext.use_implementation(how.get("implementation", "cuda")):
-        lowered = jaxext.lower_for(function, *operands, arch=how.get("arch", "sm_90a"))
+        lowered = jaxext.export.lower_for(function, arch=how.get("arch", "sm_90a"))(*operands)
     found = custom_calls(lowered)
     assert found == {f"jaxext_{target}_v1": count for target, count in calls.items()} and found.keys() <= _cuda_module.handlers().keys()
     assert "unmoved" not in how or moved(lowered, how["unmoved"]) == []
@@ -145,7 +145,7 @@ def test_programs(name):
 def test_parts_are_added_up_outside():
     """A long contracted axis and a small result: float32 partial results, and XLA's reduction of them."""
     with jaxext.use_implementation("cuda"):
-        lowered = jaxext.lower_for(jaxext.matmul, struct(16, 16384), struct(16384, 1024), arch="sm_90a")
+        lowered = jaxext.export.lower_for(jaxext.matmul, arch="sm_90a")(struct(16, 16384), struct(16384, 1024))
     (call,) = [line for line in lowered.as_text().splitlines() if "jaxext_matmul_nn_v1" in line]
     splits = int(call.split("splits = ")[1].split(" ")[0])
     assert splits > 1 and f"-> tensor<{splits}x1x16x1024xf32>" in call
@@ -156,7 +156,7 @@ def test_parts_are_added_up_outside():
 def test_forward_mode_and_second_order():
     hvp = lambda x, w: jax.jvp(gradients(causal, 0), (x, w), (x, w))[1]
     with jaxext.use_implementation("cuda"):
-        calls = custom_calls(jaxext.lower_for(hvp, struct(2, 64, 16), struct(3, 1, 16), arch="sm_90a"))
+        calls = custom_calls(jaxext.export.lower_for(hvp, arch="sm_90a")(struct(2, 64, 16), struct(3, 1, 16)))
     assert set(calls) == {"jaxext_depthwise1d_fprop_v1", "jaxext_depthwise1d_dgrad_v1"} and calls["jaxext_depthwise1d_fprop_v1"] >= 2
 
 
@@ -164,7 +164,7 @@ def test_forward_mode_and_second_order():
 def test_export_and_serialize():
     """Without the disabled checks, the error names the custom call."""
     with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda"):
-        exported = export.export(jax.jit(causal), platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())(*SHORT)
+        exported = export.export(jax.jit(causal), platforms=["cuda"], disabled_checks=jaxext.export.disabled_checks())(*SHORT)
         with pytest.raises(ValueError, match="jaxext_depthwise1d_fprop_v1"):
             export.export(jax.jit(causal), platforms=["cuda"])(*SHORT)
     again = export.deserialize(exported.serialize())
@@ -186,7 +186,7 @@ def test_a_sharded_export_takes_xla():
 
 def refusal(fun, *args, arch="sm_90a", platform="cuda"):
     with jaxext.use_target(arch), jaxext.use_implementation("cuda"):
-        (row,) = jaxext.explain(fun, *args, platform=platform).rows
+        (row,) = jaxext.explain(fun, platform=platform)(*args).rows
     assert row.chosen is None
     return row.refused["cuda"]
 
@@ -251,7 +251,7 @@ def test_no_module_that_fits(case, monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxext._cuda_module", module)
     monkeypatch.delattr(jaxext, "_cuda_module", raising=False)
     with jaxext.use_target("sm_90a"):
-        (row,) = jaxext.explain(causal, *SHORT, platform="cuda").rows
+        (row,) = jaxext.explain(causal, platform="cuda")(*SHORT).rows
     assert row.chosen in ("triton", "xla") and re.fullmatch(reason, row.refused["cuda"])
     with pytest.raises(RuntimeError, match="no CUDA kernels: "):
         cuda_binding.register.__wrapped__()
@@ -275,12 +275,12 @@ def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
     monkeypatch.setattr(_cuda_module, "cuda_version", "13.0.88")
     monkeypatch.setattr(cuda_binding.ctypes, "CDLL", load)
     monkeypatch.setattr(cuda_binding, "_driver", cuda_binding._driver.__wrapped__)
-    asked = functools.partial(jaxext.explain, causal, *LONG, platform="cuda")
+    asked = jaxext.explain(causal, platform="cuda")
     with jaxext.use_target("sm_90a"):
-        assert asked().rows[0].chosen == "cuda"
+        assert asked(*LONG).rows[0].chosen == "cuda"
     here = [types.SimpleNamespace(compute_capability="9.0", device_kind="NVIDIA H100")]
     monkeypatch.setattr(_target, "jax", types.SimpleNamespace(local_devices=lambda backend: here))
-    (row,) = asked().rows
+    (row,) = asked(*LONG).rows
     assert (row.chosen == "cuda", row.refused.get("cuda")) == (reason is None, reason)
 
 
@@ -294,14 +294,14 @@ def test_every_handler_may_be_exported():
     from jaxext import _cuda_module
 
     assert set(_cuda_module.handlers()) == set(CUSTOM_CALLS)
-    allowed = [str(check) for check in jaxext.export_disabled_checks()]
+    allowed = [str(check) for check in jaxext.export.disabled_checks()]
     assert all(any(name in check for check in allowed) for name in CUSTOM_CALLS)
 
 
 @built
 def test_handlers_are_registered_once():
-    jaxext.register_cuda_kernels()
-    jaxext.register_cuda_kernels()
+    jaxext.export.register_cuda_kernels()
+    jaxext.export.register_cuda_kernels()
 
 
 def test_named_and_refused_is_an_error_when_lowered():

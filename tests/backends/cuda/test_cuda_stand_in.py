@@ -69,7 +69,7 @@ def calls(lowered) -> dict[str, list]:
 
 def explained(function, *operands, op=""):
     """The row of the only call, or of that whose name ends in `op`."""
-    (row,) = [row for row in jaxext.explain(function, *operands, platform="cuda").rows if row.op.endswith(op)]
+    (row,) = [row for row in jaxext.explain(function, platform="cuda")(*operands).rows if row.op.endswith(op)]
     return row
 
 
@@ -112,7 +112,7 @@ def causal(*names):
 def quantized(bits, group, K=512, N=256, layers=()):
     q: Any = struct(*layers, K, N, dtype=jnp.int4 if bits == 4 else jnp.int8)
     scale: Any = floats(*layers, K // group if group else 1, N)
-    return jaxext.Quantized(q, scale)
+    return jaxext.quantization.Quantized(q, scale)
 
 
 def pieces(a, b):
@@ -248,7 +248,7 @@ def split_product(name, columns, of_x, of_q, of_scale):
     out = P(of_x[0] if of_x == P("data") else None, of_q[1] if len(of_q) > 1 else None)
     named: Any = dict(implementation=name, out_sharding=NamedSharding(mesh, out))
     with jax.set_mesh(mesh):
-        return lower(lambda x, qvalue, scale: jaxext.quantized_matmul(x, jaxext.Quantized(qvalue, scale), **named), *args)
+        return lower(lambda x, qvalue, scale: jaxext.quantized_matmul(x, jaxext.quantization.Quantized(qvalue, scale), **named), *args)
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -152,7 +152,7 @@ def test_a_refused_pair_is_told(monkeypatch):
     x, w = (jax.ShapeDtypeStruct((64, 64), dtype) for dtype in (jnp.float8_e4m3fn, jnp.bfloat16))
     matmul_of_two = lambda x, w: jaxext.matmul(x, w, preferred_element_type=jnp.float32, implementation="triton")
     with jaxext.use_target("sm_90a"):
-        (row,) = jaxext.explain(matmul_of_two, x, w, platform="cuda").rows
+        (row,) = jaxext.explain(matmul_of_two, platform="cuda")(x, w).rows
     assert row.chosen is None and "overwrites factors that are being read: want 3.8 or newer" in row.refused["triton"]
 
 

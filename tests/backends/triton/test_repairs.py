@@ -65,7 +65,7 @@ def matmul_of_ours(x):
 
 def lowered_ptx(fun, arch="sm_90a") -> str:
     """The PTX of the only kernel in a program."""
-    (ptx,) = assembler.kernels(jaxext.lower_for(lambda x: fun(x), X, arch=arch))  # a new function, since jax remembers programs
+    (ptx,) = assembler.kernels(jaxext.export.lower_for(lambda x: fun(x), arch=arch)(X))  # a new function, since jax remembers programs
     return ptx
 
 

@@ -117,7 +117,7 @@ def test_programs(name):
     layer that sees the input.
     """
     fun, args, wanted, elements = PROGRAMS[name]
-    lowered = jaxext.lower_for(fun, *args, arch="sm_80" if "mlp" in name else "sm_90a")
+    lowered = jaxext.export.lower_for(fun, arch="sm_80" if "mlp" in name else "sm_90a")(*args)
     assert kernels(lowered) == wanted
     mapped = "each" in name or "ensemble" in name
     found = [text.split(" : ")[-1] for text in moved(lowered, elements) if not (mapped and "3x3x" in text)]
@@ -133,14 +133,14 @@ def test_architectures(arch):
         return jaxext.matmul(a, b), conv(x, w), conv(x, v, feature_group_count=32)
 
     args = struct(64, 64), struct(64, 64), struct(2, 8, 8, 32), struct(3, 3, 32, 32), struct(3, 3, 1, 32)
-    assert kernels(jaxext.lower_for(three, *args, arch=arch)) == {"matmul_nn": 1, "conv2d_fprop": 2}
+    assert kernels(jaxext.export.lower_for(three, arch=arch)(*args)) == {"matmul_nn": 1, "conv2d_fprop": 2}
 
 
 @pytest.mark.usefixtures("named")
 def test_export_and_serialize():
     """A program of kernels leaves the machine, and is the same when it comes back."""
     with jaxext.use_target("sm_90a"):
-        exported = export.export(jax.jit(resnet_block), platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())(BLOCK, IMAGES)
+        exported = export.export(jax.jit(resnet_block), platforms=["cuda"], disabled_checks=jaxext.export.disabled_checks())(BLOCK, IMAGES)
     again = export.deserialize(exported.serialize())
     assert again.platforms == ("cuda",)
     assert again.mlir_module() == exported.mlir_module()
@@ -151,7 +151,7 @@ def test_export_and_serialize():
 def test_shard_map():
     """Each device's program calls the kernels on its part; the filter's gradient is added up."""
     split = jax.shard_map(jax.grad(loss), mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
-    lowered = jaxext.lower_for(split, BLOCK, struct(64, 16, 16, 16), arch="sm_90a")
+    lowered = jaxext.export.lower_for(split, arch="sm_90a")(BLOCK, struct(64, 16, 16, 16))
     assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
     assert "all_reduce" in lowered.as_text() and "tensor<8x16x16x16xbf16>" in lowered.as_text()
 
@@ -185,7 +185,7 @@ REFUSALS = {
 def refusal(arch=None, platform="cuda", dtype: jax.typing.DTypeLike = jnp.float32, **kwargs):
     with jaxext.use_target(arch), jaxext.use_implementation("triton"):
         x = struct(32, 32, dtype=dtype)
-        (row,) = jaxext.explain(lambda x: jaxext.matmul(x, x, **kwargs), x, platform=platform).rows
+        (row,) = jaxext.explain(lambda x: jaxext.matmul(x, x, **kwargs), platform=platform)(x).rows
     assert row.chosen is None
     return row.refused["triton"]
 
@@ -272,13 +272,13 @@ def test_ptxas_is_found_where_jaxlib_looks(place, without_ptxas):
     (without_ptxas / place).mkdir(parents=True)
     (without_ptxas / place / "ptxas").touch(mode=0o755)
     assert assembler.find() == str(without_ptxas / place / "ptxas")
-    (row,) = jaxext.explain(functools.partial(jaxext.matmul, implementation="triton"), *[struct(64, 64)] * 2, platform="cuda").rows
+    (row,) = jaxext.explain(functools.partial(jaxext.matmul, implementation="triton"), platform="cuda")(*[struct(64, 64)] * 2).rows
     assert row.chosen == "triton"
 
 
 def test_other_machines_need_ptxas_but_not_this_one(without_ptxas):
     square = jax.jit(lambda x: jaxext.matmul(x, x, implementation="triton"))
-    assert kernels(jaxext.lower_for(square, struct(64, 64), arch="sm_90a")) == {"matmul_nn": 1}
+    assert kernels(jaxext.export.lower_for(square, arch="sm_90a")(struct(64, 64))) == {"matmul_nn": 1}
 
 
 def test_symbolic_sizes_are_left_to_xla():
@@ -321,7 +321,7 @@ def broken(*args, **kwargs):
 def test_an_unnamed_kernel_that_cannot_be_compiled_gives_way(monkeypatch):
     """One warning names it and the reason.  A named one is an error."""
     monkeypatch.setattr("jax_triton.triton_lib.compile_ttir_inplace", broken)
-    lower = lambda **named: jaxext.lower_for(lambda x, w: conv(x, w, feature_group_count=24, **named), *WITH_24, arch="sm_90a")
+    lower = lambda **named: jaxext.export.lower_for(lambda x, w: conv(x, w, feature_group_count=24, **named), arch="sm_90a")(*WITH_24)
     with pytest.warns(UserWarning, match="conv2d_fprop: the triton kernel depthwise cannot be compiled here") as told:
         assert not kernels(lower())
     assert len(told) == 1 and "another implementation is used: RuntimeError: PassManager::run failed at line 3" in str(told[0].message)
@@ -350,7 +350,7 @@ def test_devices_that_share_a_product_do_without_such_a_kernel_too(monkeypatch):
     x = jax.ShapeDtypeStruct((16, 16, 16, 24), jnp.bfloat16, sharding=NamedSharding(MESH, P("data")))
     fun = jax.shard_map(lambda x, w: conv(x, w, feature_group_count=24), mesh=MESH, in_specs=(P("data"), P()), out_specs=P("data"))
     with pytest.warns(UserWarning, match="the triton kernel depthwise cannot be compiled here"):
-        assert not kernels(jaxext.lower_for(fun, x, WITH_24[1], arch="sm_90a"))
+        assert not kernels(jaxext.export.lower_for(fun, arch="sm_90a")(x, WITH_24[1]))
 
 
 def test_importing_jax_triton_leaves_the_environment(tmp_path):
@@ -359,7 +359,7 @@ def test_importing_jax_triton_leaves_the_environment(tmp_path):
         import os, jax, jaxext, jax.numpy as jnp
         x = jax.ShapeDtypeStruct((16, 16), jnp.float16)
         before = dict(os.environ)
-        jaxext.lower_for(lambda a: jaxext.matmul(a, a, implementation="triton"), x, arch="sm_80")
+        jaxext.export.lower_for(lambda a: jaxext.matmul(a, a, implementation="triton"), arch="sm_80")(x)
         assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())"""
     for environment in ({}, {"TRITON_CACHE_DIR": str(tmp_path)}):
         subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **environment})
@@ -367,7 +367,7 @@ def test_importing_jax_triton_leaves_the_environment(tmp_path):
 
 def chosen(fun, *args):
     with jaxext.use_target("sm_90a"):
-        return [(row.op, row.chosen) for row in jaxext.explain(fun, *args, platform="cuda").rows]
+        return [(row.op, row.chosen) for row in jaxext.explain(fun, platform="cuda")(*args).rows]
 
 
 @pytest.mark.parametrize("arch", ["sm_9x", "", 90, "h100x", "rtx", "sm_91", "sm_900", "sm_12"])
@@ -407,7 +407,7 @@ def test_models_know_the_gpus_of_this_machine_by_name(monkeypatch):
     assert _target.device_kind("cuda") == "NVIDIA H200" and _target.device_kind("cpu") == ""
     plans = []
     monkeypatch.setattr(triton_matmul, "matmul_problem", lambda *args: plans.append(matmul_problem(*args)) or plans[-1])
-    jaxext.explain(functools.partial(jaxext.matmul, implementation="triton"), struct(64, 64), struct(64, 64), platform="cuda")
+    jaxext.explain(functools.partial(jaxext.matmul, implementation="triton"), platform="cuda")(struct(64, 64), struct(64, 64))
     assert {plan.device for plan in plans} == {"NVIDIA H200"}
     with jaxext.use_target("sm_90a"):
         assert _target.device_kind("cuda") == ""
@@ -419,10 +419,10 @@ def test_gpus_of_several_kinds_have_no_target(monkeypatch):
     """The first one decided, and what was compiled for it did not load on the others."""
     gpus_here(monkeypatch, "9.0", "8.0")
     matmul = functools.partial(jaxext.matmul, implementation="triton")
-    (row,) = jaxext.explain(matmul, struct(64, 64), struct(64, 64), platform="cuda").rows
+    (row,) = jaxext.explain(matmul, platform="cuda")(struct(64, 64), struct(64, 64)).rows
     assert row.chosen is None and "those here are of several compute capabilities (see jaxext.use_target)" in row.refused["triton"]
     with jaxext.use_target("sm_80"):
-        (row,) = jaxext.explain(matmul, struct(64, 64), struct(64, 64), platform="cuda").rows
+        (row,) = jaxext.explain(matmul, platform="cuda")(struct(64, 64), struct(64, 64)).rows
     assert row.chosen == "triton"
 
 
@@ -435,5 +435,5 @@ def gpus_here(monkeypatch, *capabilities):
 def test_the_target_is_part_of_jits_key():
     f = jax.jit(lambda a: jaxext.matmul(a, a, implementation="triton"))
     x = struct(64, 64)
-    first, second, again = (jaxext.lower_for(f, x, arch=arch).as_text() for arch in ("sm_80", "sm_90a", "sm_80"))
+    first, second, again = (jaxext.export.lower_for(f, arch=arch)(x).as_text() for arch in ("sm_80", "sm_90a", "sm_80"))
     assert first == again != second

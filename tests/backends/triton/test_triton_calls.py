@@ -39,7 +39,7 @@ def lowered():
         y = jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"), implementation="triton")
         return jaxext.matmul(a.T, b.T, implementation="triton"), y
 
-    return jaxext.lower_for(f, struct(48, 32), struct(64, 48), struct(2, 16, 8, 8), struct(16, 16, 3, 3), arch="sm_90a")
+    return jaxext.export.lower_for(f, arch="sm_90a")(struct(48, 32), struct(64, 48), struct(2, 16, 8, 8), struct(16, 16, 3, 3))
 
 
 def test_every_array_is_asked_for_row_by_row(lowered):
@@ -92,7 +92,7 @@ def test_operands_of_an_epilogue(epilogue, arrays, results):
     result = tuple(results) if len(results) > 1 else results[0]
     lowering = mlir.lower_fun(lambda *operands: jax.tree.leaves(call.call(result, *operands)), multiple_results=True)
     mlir.register_lowering(primitive, lowering)
-    program = jaxext.lower_for(lambda *operands: primitive.bind(*operands), *arrays.values(), arch="sm_90a")
+    program = jaxext.export.lower_for(lambda *operands: primitive.bind(*operands), arch="sm_90a")(*arrays.values())
     assert kernels(program) == {"matmul_nn": 1} and call.slots == tuple(arrays)
     assert [out.shape for out in jax.tree.leaves(program.out_info)] == [out.shape for out in results]
     ((op, _),) = calls(program)
@@ -113,7 +113,7 @@ def loss(x, w, sizes):
 def test_a_training_step_is_three_launches():
     """Without a name, where no CUDA kernel is: no array is expanded to the groups, and none of the factors is copied."""
     with jaxext.use_table(None):
-        program = jaxext.lower_for(jax.grad(loss, (0, 1)), X, W, SIZES, arch="sm_80")
+        program = jaxext.export.lower_for(jax.grad(loss, (0, 1)), arch="sm_80")(X, W, SIZES)
     assert kernels(program) == {"ragged_nn": 1, "ragged_nt": 1, "ragged_tn": 1}
     assert not [op for op in operations(program) if op.name in ("stablehlo.dot_general", "stablehlo.while")]
     visits = [op.operands[2].type.shape for op, _ in calls(program) if len(op.operands) == 3]
@@ -131,8 +131,8 @@ def test_a_layer_with_epilogues_is_two_launches():
     args = X, gates, down, bias, scale, SIZES
     total = lambda *args: layer(*args).astype(jnp.float32).sum()
     with jaxext.use_table(None):
-        program = jaxext.lower_for(layer, *args, arch="sm_80")  # where there are no CUDA kernels for the gradients
-        step = jaxext.lower_for(jax.grad(total, (0, 1, 2)), *args, arch="sm_80")
+        program = jaxext.export.lower_for(layer, arch="sm_80")(*args)  # where there are no CUDA kernels for the gradients
+        step = jaxext.export.lower_for(jax.grad(total, (0, 1, 2)), arch="sm_80")(*args)
     assert kernels(program) == {"ragged_gated_linear_unit": 1, "ragged_linear": 1}
     results = [[result.type.shape for result in op.results] for op, _ in calls(program)]
     assert results == [[[1, 1, 1, 512, 264]], [[1, 1, 1, 512, 136]]]
@@ -141,5 +141,5 @@ def test_a_layer_with_epilogues_is_two_launches():
 
 def test_integers_are_left_to_xla():
     with jaxext.use_table(None), jaxext.use_target("sm_90a"):
-        (row,) = jaxext.explain(jaxext.ragged_dot, *(struct(*x.shape, dtype=jnp.int8) for x in (X, W)), SIZES, platform="cuda").rows
+        (row,) = jaxext.explain(jaxext.ragged_dot, platform="cuda")(*(struct(*x.shape, dtype=jnp.int8) for x in (X, W)), SIZES).rows
     assert row.chosen == "xla" and row.refused["triton"].startswith("i8 and i8 into i8") or "integers" in row.refused["triton"]

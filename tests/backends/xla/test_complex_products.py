@@ -16,7 +16,7 @@ LAYOUTS = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,))}
 
 
 def how(f, *operands):
-    return [row.how for row in jaxext.explain(f, *operands, platform="cpu").rows]
+    return [row.how for row in jaxext.explain(f, platform="cpu")(*operands).rows]
 
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])

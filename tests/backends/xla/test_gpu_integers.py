@@ -54,9 +54,9 @@ def test_the_plan(sizes, dtype):
 def test_programs_for_gpus_hold_no_convolution(dtype, groups):
     """lax's compile for a GPU only of int8 into int8, which cuDNN saturates, and of booleans."""
     args = struct(2, 8, 8, 8, dtype=dtype), struct(3, 3, 8 // groups, 8, dtype=dtype)
-    lowered = jaxext.lower_for(functools.partial(conv, feature_group_count=groups, implementation="xla"), *args, arch="sm_90a")
+    lowered = jaxext.export.lower_for(functools.partial(conv, feature_group_count=groups, implementation="xla"), arch="sm_90a")(*args)
     assert not any(op.name == "stablehlo.convolution" for op in operations(lowered))
-    (row,) = jaxext.explain(functools.partial(conv, feature_group_count=groups), *args, platform="cuda").rows
+    (row,) = jaxext.explain(functools.partial(conv, feature_group_count=groups), platform="cuda")(*args).rows
     assert (row.chosen, row.how) == ("xla", "dots")  # no GPU is named: it is not known which Triton would compile for
 
 
@@ -66,5 +66,5 @@ def test_int8_takes_the_kernel():
     args = struct(2, 8, 8, 8, dtype=jnp.int8), struct(3, 3, 8, 8, dtype=jnp.int8)
     for result, chosen in ("int8", ("triton", "conv")), ("int32", ("triton", "conv")), ("int16", ("xla", "dots")):
         with jaxext.use_target("sm_90a"):
-            (row,) = jaxext.explain(functools.partial(conv, preferred_element_type=result), *args, platform="cuda").rows
+            (row,) = jaxext.explain(functools.partial(conv, preferred_element_type=result), platform="cuda")(*args).rows
         assert (row.chosen, row.how) == chosen and (chosen[0] == "triton" or "int16" in row.refused["triton"])

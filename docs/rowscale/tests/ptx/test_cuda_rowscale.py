@@ -43,7 +43,7 @@ def test_programs_call_the_kernel():
     x, scale = jnp.ones((2, 4, 8), jnp.bfloat16), jnp.arange(4, dtype=jnp.float32)
     mapped, loss = jax.vmap(rowscale, (0, None)), lambda x, scale: jnp.square(rowscale(x, scale)).sum()
     with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda"):
-        assert "cuda rowscale, 8 lanes" in str(jaxext.explain(mapped, x[None], scale, platform="cuda"))
+        assert "cuda rowscale, 8 lanes" in str(jaxext.explain(mapped, platform="cuda")(x[None], scale))
         for function, operands in [(rowscale, (x, scale)), (mapped, (x[None], scale)), (jax.value_and_grad(loss, (0, 1)), (x, scale))]:
             lowered = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",))
             assert custom_calls(lowered)["jaxext_rowscale_v1"] == 1

@@ -1,0 +1,87 @@
+"""GPU programs on machines without the GPU: lower them, export them with `jax.export`, and run what was exported."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+from jax.export import DisabledSafetyCheck
+
+from jaxext._target import use_target
+from jaxext._told import told
+from jaxext.backends.cuda import cuda_binding
+from jaxext.core.family import families
+
+__all__ = ["disabled_checks", "lower_for", "register_cuda_kernels"]
+
+
+def disabled_checks() -> list[DisabledSafetyCheck]:
+    """Return the `disabled_checks` for `jax.export.export`: the custom calls of all kernels, which jax does not guarantee to be compatible.
+
+    Kernels of users' implementations are included.  To run an exported program with Triton kernels, use jax's CUDA plugin of the version
+    that exported it, or a newer one.  To run one with CUDA kernels, install jaxext and call `register_cuda_kernels`; the names of these
+    calls carry a version.
+
+    Examples:
+      >>> struct, export = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16), functools.partial(jax.export.export, platforms=["cuda"])
+      >>> with jaxext.use_target("sm_90a"):
+      ...     exported = export(jax.jit(jaxext.matmul), disabled_checks=disabled_checks())(struct, struct)
+    """
+    calls = (name for family in families.values() for each in family.implementations for name in each.custom_calls)
+    return [DisabledSafetyCheck.custom_call(name) for name in dict.fromkeys(calls)]
+
+
+def register_cuda_kernels() -> None:
+    """Register the CUDA kernels with XLA, to run an exported program in a process that has not lowered one.
+
+    Calling it again changes nothing.
+
+    Examples:
+      >>> register_cuda_kernels()
+      >>> y = jax.export.deserialize(stored).call(x, w)
+
+    Raises:
+      RuntimeError: there are no CUDA kernels here; the message gives the reason.
+    """
+    cuda_binding.register()
+
+
+def lower_for(fun: Callable, *, arch: str | None) -> Callable[..., jax.stages.Lowered]:
+    """Return a function of the arguments of `fun` that lowers it for CUDA devices of the architecture `arch`, on any machine.
+
+    It does what `jax.jit(fun).lower` does for the devices of this machine.  The program contains the compiled kernels; read it with
+    `as_text()`.  Compiling and running it requires such a device.  To export for a GPU, call
+    `jax.export.export(..., platforms=["cuda"], disabled_checks=jaxext.export.disabled_checks())` inside `use_target`.
+
+    Args:
+      fun: a function of arrays of any shapes and dtypes, jitted or not.
+      arch: as for `use_target`.
+
+    Returns:
+      a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, and returns a `jax.stages.Lowered`.
+
+    Examples:
+      >>> x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+      >>> lowered = lower_for(functools.partial(jaxext.matmul, implementation="xla"), arch="sm_90a")(x, x)
+      >>> "stablehlo.dot_general" in lowered.as_text()
+      True
+
+    Raises:
+      TypeError: `fun` is not callable.
+      ValueError: `arch` is not the name of a compute capability, or there is no GPU of it.
+    """
+    if not callable(fun):
+        raise TypeError(f"lower_for: fun is {told(fun)}, want the function itself: lower_for(fun, arch=...)(*args)")
+    jitted, target = fun if hasattr(fun, "trace") else jax.jit(fun), use_target(arch)
+
+    @functools.wraps(fun)
+    def lowered(*args, **kwargs) -> jax.stages.Lowered:
+        with target:
+            return jitted.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
+
+    return lowered
+
+
+def __dir__() -> list[str]:
+    return __all__

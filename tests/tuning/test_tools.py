@@ -1,0 +1,54 @@
+"""The tools are transformations: their options come before the function's arguments, and its keywords are its own."""
+
+import doctest
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxext
+
+X = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+OPTIONS = ("platform", "gradients", "measure", "backward", "candidates", "table", "progress", "arch")
+
+
+def product(x, *, w, **scales):
+    """Multiply x by w and by a number for each option of a tool."""
+    return jaxext.matmul(x, w) * sum(scales[name] for name in OPTIONS)
+
+
+def tools(folder):
+    return {
+        "explain": jaxext.explain,
+        "tune": functools.partial(jaxext.tune, candidates=1, backward=False, table=folder / "table.json"),
+        "doctor": jaxext.doctor,
+        "lower_for": functools.partial(jaxext.export.lower_for, arch="sm_90a"),
+    }
+
+
+@pytest.mark.parametrize("name", ["explain", "tune", "doctor", "lower_for"])
+def test_keywords_are_those_of_the_function(name, tmp_path):
+    told = tools(tmp_path)[name](product)
+    assert told.__name__ == "product" and told.__doc__ == product.__doc__
+    result = told(X, w=jax.ShapeDtypeStruct((3, 4), jnp.float32), **dict.fromkeys(OPTIONS, 1.0))
+    if name in ("explain", "tune"):
+        assert len(result.rows) == 1
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'w'"):
+        told(X)
+
+
+@pytest.mark.parametrize("name", ["explain", "tune", "doctor", "lower_for"])
+def test_arguments_among_the_options_are_refused(name, tmp_path):
+    with pytest.raises(TypeError, match=rf"{name}\(\) takes 1 positional argument but 2"):
+        tools(tmp_path)[name](product, X)
+    with pytest.raises(TypeError, match=rf"{name}: fun is 3, want the function itself: {name}\(fun"):
+        tools(tmp_path)[name](3)
+
+
+@pytest.mark.parametrize("tool", [jaxext.explain, jaxext.doctor, jaxext.export.lower_for, jaxext.export.disabled_checks])
+def test_the_examples_of_the_docstrings(tool):
+    names = dict(functools=functools, jax=jax, jnp=jnp, jaxext=jaxext, **{tool.__name__: tool})
+    test = doctest.DocTestParser().get_doctest(tool.__doc__ or "", names, tool.__name__, None, 0)
+    with jax.enable_x64(False):
+        assert test.examples and doctest.DocTestRunner().run(test).failed == 0
