@@ -5,6 +5,7 @@ in what XLA's GPU compiler makes.  Here every GPU counts as one that the kernels
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -204,7 +205,7 @@ def test_preferred(name, rows):
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_the_dtype_of_a_bias_changes_no_row(dtype, rows):
     """cuDNN's kernels of depthwise filters ask for factors of 16 bits."""
-    numbers = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=64)
+    numbers: Any = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=64)
     args = struct(*IMAGE, dtype=BF16), struct(3, 3, 1, 64, dtype=BF16), struct(64, dtype=dtype)
     with jaxext.use_target("sm_90a"):
         (row,) = jaxext.explain(lambda x, w, bias: jaxext.conv_bias_act(x, w, **numbers, bias=bias), platform="cuda")(*args).rows

@@ -69,7 +69,7 @@ class InThreeParts(kernel.KernelImplementation):
 
     name = "parts"
     dtype: Any = None
-    problem = lacks = refuses = slower = lambda *_, **__: None
+    problem = lacks = refuses_problem = slower = lambda *_, **__: None
     configs = lambda self, problem: ()
     family = lambda self, problem, config: "parts"
     compiler = lambda self: "none"

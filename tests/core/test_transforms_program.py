@@ -33,7 +33,7 @@ from test_sharding import MESH, in_turn, place, slow
 
 import jaxext
 from jaxext import checkpoint_policies
-from jaxext.core import form
+from jaxext.core import primitive
 from jaxext.core.form import owner
 
 
@@ -331,8 +331,8 @@ def test_the_channels_of_a_group_are_whole_in_an_exported_program(groups):
 def test_export_for_several_platforms(platforms, monkeypatch):
     """One program, on a machine without a GPU; it runs here, and each platform's part was lowered under its own name."""
     seen = []
-    run = form.run
-    monkeypatch.setattr(form, "run", lambda call, *args: (seen.append(call.platform), run(call, *args))[1])
+    chosen = primitive.chosen
+    monkeypatch.setattr(primitive, "chosen", lambda call, *args: (seen.append(call.platform), chosen(call, *args))[1])
     for problem in (DOT, DEPTHWISE):
         x, w = problem.operands("fprop")
         seen.clear()

@@ -131,7 +131,7 @@ def test_precision():
     for precision, times in ((None, 0), ("highest", 2)):
         text = jax.jit(gradient(precision)).trace(w).lower(lowering_platforms=("cuda",)).as_text()
         assert text.count("HIGHEST") == times
-    assert {row.precision for row in jaxext.explain(gradient("highest"), w, platform="cuda").rows} == {"highest"}
+    assert {row.precision for row in jaxext.explain(gradient("highest"), platform="cuda")(w).rows} == {"highest"}
     for given in ({}, dict(seq_idx=jnp.zeros(x.shape[:-1], jnp.int32))):
         with pytest.raises(ValueError, match="sharp"):
             gradient("sharp", **given)(w)

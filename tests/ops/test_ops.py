@@ -13,7 +13,9 @@ from cases import equations
 from jax import lax
 
 import jaxext
-from jaxext import extend, ops
+import jaxext.ops.conv
+import jaxext.ops.matmul
+from jaxext import extend
 from jaxext.core.implementation import Algorithm
 from jaxext.lax import dispatch, substitute
 from jaxext.ops.matmul import form as matmul
@@ -269,8 +271,8 @@ def test_convolve_is_one_equation(convolve):
 
 
 def test_the_examples_in_the_docstrings():
-    assert doctest.testmod(ops.conv) == doctest.TestResults(failed=0, attempted=5)
-    assert doctest.testmod(ops.matmul) == doctest.TestResults(failed=0, attempted=2)
+    assert doctest.testmod(jaxext.ops.conv) == doctest.TestResults(failed=0, attempted=5)
+    assert doctest.testmod(jaxext.ops.matmul) == doctest.TestResults(failed=0, attempted=2)
 
 
 # What is refused

@@ -11,7 +11,7 @@ it too, with the dtype of the result; `jax.checkpoint`'s policies know it by the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -70,16 +70,10 @@ def linear(
       ValueError: `activation` or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    return _matmul(
-        "linear",
-        {"x": x, "w": w} | given(bias=bias, residual=residual),
-        activation,
-        gated=False,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    arrays = {"x": x, "w": w} | given(bias=bias, residual=residual)
+    operation, key, operands, finish = _checked("linear", arrays, activation, gated=False)
+    return finish(compiled(_product, key, operation.family, implementation, operands, static, name="linear"))
 
 
 def gated_linear_unit(
@@ -111,16 +105,9 @@ def gated_linear_unit(
     Raises:
       TypeError, ValueError, NotImplementedError: as `linear`.
     """
-    return _matmul(
-        "gated_linear_unit",
-        {"x": x, "w": w},
-        activation,
-        gated=True,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    operation, key, operands, finish = _checked("gated_linear_unit", {"x": x, "w": w}, activation, gated=True)
+    return finish(compiled(_product, key, operation.family, implementation, operands, static, name="gated_linear_unit"))
 
 
 def conv_bias_act(
@@ -181,10 +168,13 @@ def conv_bias_act(
     )
 
 
-def _matmul(
-    name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static
-) -> jax.Array:
-    """`arrays`: x and w, and bias and residual if they are given."""
+def _checked(
+    name: str, arrays: Mapping[str, Any], activation, *, gated: bool
+) -> tuple[Operation, tuple[Hashable, ...], tuple[jax.Array, ...], Callable[[jax.Array], jax.Array]]:
+    """The operation, the key of `_product`, its operands, and what follows: a user's function, with what is added behind it.
+
+    `arrays`: x, w, and bias and residual if they are given.
+    """
     arrays = checked(name, arrays)
     x, w = arrays["x"], arrays["w"]
     if x.ndim == 0:
@@ -197,17 +187,15 @@ def _matmul(
         refuse_shape(name, "bias", arrays["bias"], (columns,), "an element for each column of w")
     if "residual" in arrays:
         refuse_shape(name, "residual", arrays["residual"], (*x.shape[:-1], columns), "that of the result")
-    keywords = dict(static, preferred_element_type=preferred_element_type)
     activation, function = _activation.named(name, activation)
     added = epilogue.taken_out(function, arrays, "residual")
     fused = gated and function is None
     operation = form.gated_linear_unit() if fused else form.linear("bias" in arrays, "residual" in arrays)
-    key = (operation, name, activation)
-    z = compiled(_linear, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
-    return epilogue.applied(name, function, z, added, epilogue.plus, gated)
+    finish = functools.partial(epilogue.applied, name, function, added=added, then=epilogue.plus, gated=gated)
+    return operation, (operation, name, activation), tuple(arrays.values()), finish
 
 
-def _linear(operation: Operation, name, activation, *arrays, **keywords) -> jax.Array:
+def _product(operation: Operation, name, activation, *arrays, **keywords) -> jax.Array:
     operands = dict(zip(operation.inputs, arrays, strict=True))
     added = {argument: argument for argument in list(operands)[2:]}
     ndim = operands["a"].ndim
