@@ -4,7 +4,7 @@
     python -m jaxext.benchmarks.fit_cpu --rows rows.json                # fits again
     python -m jaxext.benchmarks.fit_cpu --rows held_out.json --check    # only tells how good the rates are for these rows
 
-Half an hour on a quiet machine.  A rate is how long a count of `conv_work.Work` takes.  All are fitted together, to the logarithms of the
+Half an hour on a quiet machine.  A rate is how long a count of `xla_plan.Work` takes.  All are fitted together, to the logarithms of the
 times of all algorithms: a program of a microsecond counts as much as one of a second, and what no formula foresees counts little.
 """
 
@@ -23,10 +23,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from jaxext.cli.terminal import UsageError, count
-from jaxext.core.call import Splitter
-from jaxext.ops.conv import xla_plan as conv_plan
-from jaxext.ops.conv import xla_rates as conv_rates
-from jaxext.ops.conv.xla_work import Conv, Work
+from jaxext.ops.conv import xla, xla_plan
+from jaxext.ops.conv.xla_plan import Conv, Work
 from jaxext.tables import environment
 
 from .draws import draw
@@ -89,7 +87,7 @@ def _conv(row: Row) -> Conv:
 
 def _works(conv: Conv) -> dict[str, Work]:
     """The work of each algorithm that is no sum of others."""
-    found = {name: of(conv) for name, of in conv_plan.WORK.items() if name not in conv_plan.PARTS}
+    found = {algorithm.name: algorithm.work(conv) for algorithm in xla.ALGORITHMS if algorithm not in (xla.Phases, xla.Folded)}
     return {name: work for name, work in found.items() if work is not None}
 
 
@@ -98,10 +96,10 @@ def report(rows: Sequence[Row]) -> str:
     over_best, over_lax, slower, larger, taken = [], [], 0, 0, [0.0] * 4
     for row in rows:
         lax, found = row.algorithms.get(THEIRS), {name: took for name, took in row.algorithms.items() if name != THEIRS}
-        plan = conv_plan.plans(_conv(row), splitter=Splitter.NOBODY, platform="cpu")[0].algorithm
+        plan = xla.plans(_conv(row))[0].name
         if lax is None or plan not in found:
             continue
-        costs = {name: ms + build / conv_rates.CALLS for name, (ms, build, _) in found.items()}
+        costs = {name: ms + build / xla_plan.CALLS for name, (ms, build, _) in found.items()}
         over_best.append(math.log(costs[plan] / min(costs.values())))
         over_lax.append(math.log(found[plan][0] / lax[0]))
         slower += found[plan][0] > 1.3 * lax[0]
@@ -144,9 +142,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError("no convolution was measured")
         if not options.check:
             named = {"machine": where["device"], "jax": where["versions"]["jax"], "rows": len(rows)}
-            conv_rates.FILE.write_text(json.dumps(named | fit(rows), indent=1) + "\n")
-            conv_rates.rates.cache_clear()
-            conv_plan.plans.cache_clear()
+            xla_plan.FILE.write_text(json.dumps(named | fit(rows), indent=1) + "\n")
+            xla_plan.rates.cache_clear()
+            xla.plans.cache_clear()
         print(report(rows))
         return 0
     except (OSError, UsageError) as error:

@@ -14,10 +14,8 @@ import jax
 import numpy as np
 
 import jaxext
-from jaxext.ops.conv import xla_algorithms as conv_algorithms
-from jaxext.ops.conv import xla_plan as conv_plan
 from jaxext.ops.conv.xla import XlaConv
-from jaxext.ops.conv.xla_work import Conv
+from jaxext.ops.conv.xla_plan import Conv
 from jaxext.tables import environment, in_force
 from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing
@@ -288,8 +286,7 @@ def convs(geometry: Geometry) -> tuple[Conv, ...]:
     arguments = [jax.ShapeDtypeStruct(shape, geometry.dtype) for shape in geometry.shapes]
     with in_force.collecting() as calls, jaxext.use_table(None):
         jax.jit(geometry.build("jaxext")).lower(*arguments)
-    dtypes = [conv_algorithms.promote(*call.dtypes.values()) for call in calls]
-    return tuple(conv_plan.conv_of(call.open, call.sizes, call.window, dtype) for call, dtype in zip(calls, dtypes, strict=True))
+    return tuple(XlaConv().plan(call).conv for call in calls)
 
 
 def planned(geometry: Geometry, tell: Callable[[str], None] = lambda stage: None) -> tuple[str, ...]:
@@ -321,6 +318,4 @@ def serve(connection) -> None:
 
 def _algorithms(call) -> list[str]:
     """The algorithms of `xla`, the preferred one first."""
-    plan = XlaConv().plan(call)
-    assert not isinstance(plan, str)
-    return [config.algorithm for config in plan.configs]
+    return [*XlaConv().plan(call).found]

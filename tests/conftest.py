@@ -93,16 +93,15 @@ def pytest_runtest_setup(item):
 @contextlib.contextmanager
 def _long_runs():
     """Plans for programs that run so often that compilation costs nothing, by the least time: small convolutions are rewritten."""
-    from jaxext.ops.conv import xla_plan as conv_plan
-    from jaxext.ops.conv import xla_rates as conv_rates
+    from jaxext.ops.conv import xla, xla_plan
 
     def forget():
-        conv_plan.plans.cache_clear()
+        xla.plans.cache_clear()
         jax.clear_caches()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_rates, "CALLS", 1e9)
-        patch.setattr(conv_plan, "MARGIN", 1.0)
+        patch.setattr(xla_plan, "CALLS", 1e9)
+        patch.setattr(xla, "MARGIN", 1.0)
         forget()
         yield
     forget()

@@ -1,7 +1,7 @@
 """Random geometries of convolutions, for the fuzz test.
 
 They lean to what breaks convolutions: tiny and empty axes, padding beyond the filter, crops of all there is, groups, dilations, and numbers
-of channels and positions on both sides of the bounds in `conv_plan.plan`.
+of channels and positions on both sides of the bounds in `ops/conv/xla.py`.
 """
 
 from __future__ import annotations

@@ -52,38 +52,43 @@ def watch(reached: set[str], planned: bool) -> None:
     Which ones follows from the product alone, so that what JAX caches does not depend on the seeds before.  lax's own convolution only runs
     where the plan has it, since XLA has defects of its own there.
     """
-    from jaxext.ops.conv import xla_algorithms as conv_algorithms
-    from jaxext.ops.conv import xla_plan as conv_plan
+    from jaxext.ops.conv import xla
 
-    plans, run, planning, running = conv_plan.plans, conv_algorithms.run, 0, 0
+    plans, planning, running = xla.plans, 0, []
 
     def turn(conv, others):
         """The number of another algorithm, or None."""
         code = zlib.crc32(repr(conv).encode())
         return code // 4 % len(others) if others and not planned and code % 4 == 0 else None
 
-    def watched_plans(conv, **kwargs):
+    def watched_plans(conv):
         nonlocal planning
         planning += 1
-        first, *others = plans.__wrapped__(conv, **kwargs)
+        first, *others = plans.__wrapped__(conv)
         planning -= 1
-        others = [plan for plan in others if plan.algorithm != "lax"]
+        others = [plan for plan in others if plan.name != "lax"]
         number = None if planning else turn(conv, others)
         chosen = first if number is None else others[number]
         return (chosen, *(plan for plan in (first, *others) if plan is not chosen))
 
-    def watched_run(plan, conv, *args, splitter, platform, **kwargs):
-        nonlocal running
-        role = "wgrad" if conv.open == "w" else "dgrad" if conv.dgrad else "fprop"
-        forced = plan.algorithm != plans.__wrapped__(conv, splitter=splitter, platform=platform)[0].algorithm
-        reached.add(f"{'part of phases' if running else 'forced' if forced else 'planned'} {role} {plan.algorithm}")
-        running += 1
-        try:
-            return run(plan, conv, *args, splitter=splitter, platform=platform, **kwargs)
-        finally:
-            running -= 1
+    def watched(run):
+        def watched_run(plan, *operands):
+            role = "wgrad" if plan.conv.open == "w" else "dgrad" if plan.conv.dgrad else "fprop"
+            if "padded" not in running:  # which lax's own computes
+                how = "part of phases" if running else "planned" if plan.name == plans.__wrapped__(plan.conv)[0].name else "forced"
+                reached.add(f"{how} {role} {plan.name}")
+            running.append(plan.name)
+            try:
+                return run(plan, *operands)
+            finally:
+                running.pop()
 
-    conv_plan.plans, conv_algorithms.run = watched_plans, watched_run
+        return watched_run
+
+    xla.plans = watched_plans
+    algorithms: Any = (*xla.ALGORITHMS, xla.Zeros)
+    for algorithm in algorithms:
+        algorithm.run = watched(algorithm.run)
 
 
 def judge(call, seed: int, module, infinities: bool = False) -> tuple[str, str | None]:

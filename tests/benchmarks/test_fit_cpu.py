@@ -9,9 +9,7 @@ from jaxext.benchmarks import fit_cpu
 from jaxext.benchmarks.draws import draw
 from jaxext.benchmarks.fit_cpu import Row
 from jaxext.benchmarks.plan_rows import THEIRS
-from jaxext.core.call import Splitter
-from jaxext.ops.conv import xla_plan as conv_plan
-from jaxext.ops.conv import xla_rates as conv_rates
+from jaxext.ops.conv import xla, xla_plan
 
 SEED = 21
 
@@ -20,11 +18,11 @@ SEED = 21
 def rates(tmp_path, monkeypatch):
     """The package's, in a file that may be overwritten."""
     copy = tmp_path / "rates.json"
-    copy.write_text(conv_rates.FILE.read_text())
-    monkeypatch.setattr(conv_rates, "FILE", copy)
+    copy.write_text(xla_plan.FILE.read_text())
+    monkeypatch.setattr(xla_plan, "FILE", copy)
     yield copy
-    conv_rates.rates.cache_clear()
-    conv_plan.plans.cache_clear()
+    xla_plan.rates.cache_clear()
+    xla.plans.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +31,8 @@ def rows():
     made = []
     for number in range(60):
         row = Row(str(draw(SEED, number)[1]), {})
-        plans = conv_plan.plans(fit_cpu._conv(row), splitter=Splitter.NOBODY, platform="cpu")
-        took = {plan.algorithm: (plan.cost.run_ms, plan.cost.build_ms, 1000.0) for plan in plans if plan.cost}
+        plans = xla.plans(fit_cpu._conv(row))
+        took = {plan.name: (plan.cost.run_ms, plan.cost.build_ms, 1000.0) for plan in plans if plan.cost}
         made.append(row._replace(algorithms=took | {THEIRS: took["lax"]}))
     return made
 

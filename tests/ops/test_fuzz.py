@@ -21,7 +21,7 @@ from direct_sum import Product
 from jax import lax
 
 import jaxext
-from jaxext.ops.conv import xla_plan as conv_plan
+from jaxext.ops.conv import xla
 
 TESTS = pathlib.Path(__file__).parents[1]
 
@@ -67,13 +67,13 @@ def test_80_seeds():
 
 @pytest.mark.slow
 def test_400_seeds():
-    """They reach every algorithm that `conv_plan` documents, though some only because the tool takes others than the plan's.
+    """They reach every algorithm that `ops/conv/xla.py` documents, though some only because the tool takes others than the plan's.
 
     The suite's flags make XLA compile faster; these programs are those of users.
     """
     code, output = fuzz("--start", 800, "--seeds", 400, "--chunk", 100, "--jobs", 2, "--optimised")
     assert code == 0 and "400 seeds from 800, none failed" in output, output
-    algorithms = set(re.findall(r"^(\w+) {2,}", str(conv_plan.__doc__), re.MULTILINE))
+    algorithms = set(re.findall(r"^(\w+) {2,}", str(xla.__doc__), re.MULTILINE))
     assert {"zeros", "lax", "phases"} <= algorithms
     reached = re.findall(r"^seeds with .*", output, re.MULTILINE)
     assert algorithms <= set(re.findall(r"\w+(?= \d)", " ".join(reached))), output

@@ -13,6 +13,7 @@ import jaxext
 from jaxext import extend
 from jaxext.core.implementation import Algorithm
 from jaxext.ops.conv import form as conv
+from jaxext.ops.conv import xla
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
@@ -349,7 +350,7 @@ def test_nothing_is_run(monkeypatch):
     def boom(*_, **__):
         raise AssertionError("explain ran something")
 
-    monkeypatch.setattr(conv.XlaConv, "run", boom)
+    monkeypatch.setattr(xla.XlaConvPlan, "run", boom)
     assert jaxext.explain(jax.grad(convnet))(struct(5, 3, 2, 8), *CONVNET[1:]).rows
     with pytest.raises(AssertionError, match="explain ran something"):  # so it would be noticed
         jax.grad(convnet)(*(np.ones(s.shape, s.dtype) for s in (struct(5, 3, 2, 8), *CONVNET[1:])))

@@ -19,7 +19,7 @@ from test_tune import DEPTHWISE, LAX, OTHER, PREFERRED, Clock, clock, depthwise,
 
 from jaxext.core.choose import choose
 from jaxext.core.implementation import Algorithm, Implementation
-from jaxext.ops.conv.xla import XlaConv
+from jaxext.ops.conv.xla import XlaConvPlan
 from jaxext.ops.matmul.form import FAMILY
 from jaxext.ops.matmul.xla import XlaMatmul
 from jaxext.tables import in_force
@@ -37,13 +37,13 @@ NAN, INF = float("nan"), float("inf")
 
 def spoiled(monkeypatch, algorithm, spoil):
     """xla's convolution by one algorithm, spoiled."""
-    run = XlaConv.run
+    run = XlaConvPlan.run
 
-    def wrong(self, call, config, operands):
-        y = run(self, call, config, operands)
-        return spoil(y) if config.algorithm == algorithm and call.dtype == np.float32 else y
+    def wrong(self, config, operands):
+        y = run(self, config, operands)
+        return spoil(y) if config.algorithm == algorithm and self.call.dtype == np.float32 else y
 
-    monkeypatch.setattr(XlaConv, "run", wrong)
+    monkeypatch.setattr(XlaConvPlan, "run", wrong)
 
 
 @pytest.mark.parametrize("spoil", [lambda y: y * 1.001, lambda y: y.at[0, 0, 0].set(jnp.nan), lambda y: y.at[-1, -1, -1].add(0.1)])

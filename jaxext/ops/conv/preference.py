@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from jaxext.core.call import Call
 from jaxext.core.window import Window
-from jaxext.ops.conv.xla_plan import FEW_ON_GPU as FUSED_OUTPUTS  # most outputs of a group in one XLA fusion
-from jaxext.ops.conv.xla_plan import FOLDED_ON_GPU as FUSED_TAPS  # most taps of a depthwise convolution in one XLA fusion
+from jaxext.ops.conv.xla_shifts import FEW_ON_GPU as FUSED_OUTPUTS  # most outputs of a group in one XLA fusion
+from jaxext.ops.conv.xla_shifts import FOLDED_ON_GPU as FUSED_TAPS  # most taps of a depthwise convolution in one XLA fusion
 
 SMALL_GROUP = 32  # groups of at most this many channels leave most of a tensor core's tile empty
 TILE = 64  # channels that fill a tile

@@ -1,4 +1,4 @@
-"""lax's own convolution, with groups if there are several, or in XLA's own layout.
+"""lax's own convolution: with groups if there are several, or in XLA's own layout, or a dense one for each b and g, in a loop.
 
 A convolution inside a loop is as fast on CPUs as outside only in XLA's own layout, NHWC with the filter HWIO.  In other layouts it is some
 fifteen times slower.
@@ -10,35 +10,74 @@ import dataclasses
 import functools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxext import _compat
 from jaxext.core.window import Window
-from jaxext.ops.conv.xla_views import moveaxis, padded, padded_size, zeros
-from jaxext.ops.conv.xla_work import LANES, Conv, Work, matrix_product
+from jaxext.ops.conv.xla_plan import LANES, Conv, ConvPlan, Work, matrix_product, promote
+from jaxext.ops.conv.xla_views import moveaxis, outputs_first, outputs_last, padded, padded_size, pair, repeat, zeros
 
 
-def lax_conv(open, a, b, window: Window, *, dtype, precision, platform):
-    """lax's convolution, with groups if B·G > 1: the same HLO as lax's own forward and transposes.
+class Lax(ConvPlan):
+    """lax's own convolution.  XLA's CPU backend has Eigen's convolutions, and a loop of its own for what these do not compute."""
 
-    x may be open if there is one group.  Then `a` is y, `b` is w, the window is transposed, and the filter is reversed right before the
-    convolution.  XLA's GPU compiler recognises cuDNN's dgrad only in this form; otherwise it multiplies the zeros of a strided one.
+    name = "lax"
+
+    @staticmethod
+    def work(conv: Conv) -> Work:
+        size, wgrad = conv.dtype.itemsize, conv.open == "w"
+        copies = conv.x + conv.y if wgrad or conv.B > 1 else 0  # with batch and groups in one axis, or with the batch as channels
+        converted = 4 * (conv.x + conv.w + conv.y) if conv.short else 0
+        return (_work_of_wgrad if wgrad else _work_of_fprop)(conv) + Work(
+            programs=1,
+            fusions=conv.dgrad + wgrad * (2 + (conv.groups > 1)) + (conv.B > 1) + 2 * conv.short,
+            copied=1.5 * converted + 2 * size * (conv.y * (conv.N > 1) if wgrad else copies),
+            transposed=size * conv.x * wgrad,
+            bytes=size * (copies + conv.w * conv.dgrad) + converted,
+        )
+
+    def run(self, a, b):
+        conv, preferred = self.conv, preferred_dtype(a.dtype, self.conv.result)
+        if not in_own_layout(conv):
+            return _in_groups(conv, a, b, preferred)
+        a = lax.squeeze(a, (0, -2))
+        if conv.open == "w":
+            w = dense_wgrad(a, lax.squeeze(b, (0, -2)), conv.window, conv.precision, preferred)
+            return lax.expand_dims(moveaxis(w, -1, 0), (0, 1))
+        w = moveaxis(lax.squeeze(b, (0, 1)), 0, -1)
+        return lax.expand_dims(dense_fprop(a, w, conv.window, conv.precision, preferred), (0, -2))
+
+
+def in_own_layout(conv: Conv) -> bool:
+    """Return whether a convolution is given to XLA in its own layout, which its CPU backend gives only those outside of loops."""
+    return conv.groups == 1 and conv.local
+
+
+def reverses(conv: Conv) -> bool:
+    """Return whether lax's convolution reverses the filter of dgrad itself: right before, in the axes that it has.
+
+    XLA's GPU compiler recognises cuDNN's dgrad only in this form; otherwise it multiplies the zeros of a strided one.
     """
-    B, G = a.shape[0], a.shape[-2]
+    return conv.dgrad and conv.groups == 1 and not in_own_layout(conv)
+
+
+def _in_groups(conv: Conv, a, b, preferred):
+    """lax's convolution, with groups if B·G > 1: the same HLO as lax's own forward and transposes."""
+    window, B, G = conv.window, conv.B, conv.G
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
-    preferred = preferred_dtype(a.dtype, dtype)
-    conv = functools.partial(_compat.conv_general_dilated, precision=precision, preferred_element_type=preferred, out_sharding=None)
-    if open != "w":
+    convolve = functools.partial(
+        _compat.conv_general_dilated, precision=conv.precision, preferred_element_type=preferred, out_sharding=None
+    )
+    if conv.open == "y":
         w = b.reshape((-1,) + b.shape[3:])
-        feature_groups, batch_groups = (1, B) if by_batch_groups(B, G, b.shape[2], window, platform) else (B * G, 1)
+        feature_groups, batch_groups = (1, B) if by_batch_groups(B, G, conv.K, window, conv.platform) else (B * G, 1)
         x = a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:]) if batch_groups > 1 else _merge(a)
         spec = filter_spec = (first, last, *space)
-        if open == "x":
+        if reverses(conv):
             w, filter_spec = lax.rev(w, space), (last, first, *space)
-        y = conv(
+        y = convolve(
             x, w, window_strides=window.stride, padding=window.padding, lhs_dilation=window.input_dilation,
             rhs_dilation=window.filter_dilation, dimension_numbers=lax.ConvDimensionNumbers(spec, filter_spec, spec),
             feature_group_count=feature_groups, batch_group_count=batch_groups,
@@ -47,44 +86,17 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision, platform):
     if any(low > 0 > high for low, high in window.read if all(isinstance(n, int) for n in (low, high))):
         a, window = cropped(a, dataclasses.replace(window, padding=window.read))
         if 0 in window.input:
-            return zeros((B, G, b.shape[-1], *window.filter, a.shape[-1]), dtype, a, b)
+            return zeros(conv.shape, conv.result, a, b)
     # If only B > 1, the groups are feature groups of x, with B and N in one axis as in lax's vmap.  XLA is slow at batch groups there.
     x = _merge(a) if G > 1 else a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:])
     batch_groups, feature_groups = (B * G, 1) if G > 1 else (1, B)
     spec = (last, first, *space)
-    w = conv(
+    w = convolve(
         x, _merge(b), window_strides=window.filter_dilation, padding=window.read, lhs_dilation=window.input_dilation,
         rhs_dilation=window.stride, dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec),
         feature_group_count=feature_groups, batch_group_count=batch_groups,
     )  # fmt: skip
     return w.reshape((B, G, -1) + w.shape[1:])
-
-
-def preferred_dtype(common, dtype):
-    """The `preferred_element_type` for lax, whose results are never narrower than the operands.  For floats, a dtype that holds both."""
-    wide = promote(common, np.dtype(dtype))
-    return wide if wide == dtype or jnp.issubdtype(wide, jnp.floating) else None
-
-
-def promote(a, b):
-    """jax's standard promotion, with bfloat16 in place of floats of 8 bits or fewer, which it holds exactly."""
-    if a == b:
-        return a
-    a, b = (jnp.bfloat16 if jnp.issubdtype(d, jnp.floating) and d.itemsize == 1 else d for d in (a, b))
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.promote_types(a, b)
-
-
-def cropped(x, window):
-    """Negative padding as a slice of x.
-
-    XLA's CPU convolution before jaxlib 0.12 reads out of bounds if one side of an axis is cropped and the other padded.
-    """
-    kept, rest = window.cropped
-    if rest == window:
-        return x, window
-    starts, stops = ((part.start for part in kept), (part.stop for part in kept))
-    return lax.slice(x, (0, 0, *starts, 0, 0), (*x.shape[:2], *stops, *x.shape[-2:])), rest
 
 
 def _merge(x):
@@ -111,15 +123,6 @@ def _moved(x, source, destination):
     return moveaxis(x, source, destination)
 
 
-def dense(open, a, b, window: Window, *, precision, preferred):
-    """A convolution without batch and groups, in XLA's own layout."""
-    a = lax.squeeze(a, (0, -2))
-    if open == "w":
-        w = dense_wgrad(a, lax.squeeze(b, (0, -2)), window, precision, preferred)
-        return lax.expand_dims(moveaxis(w, -1, 0), (0, 1))
-    return lax.expand_dims(dense_fprop(a, moveaxis(lax.squeeze(b, (0, 1)), 0, -1), window, precision, preferred), (0, -2))
-
-
 def dense_fprop(x, w, window, precision, preferred):
     """lax's convolution of (N, *input, C) and (*filter, C, K)."""
     last, space = window.rank + 1, tuple(range(1, window.rank + 1))
@@ -137,66 +140,22 @@ def dense_wgrad(x, y, window, precision, preferred):
     return moveaxis(dense_fprop(images, filters, window, precision, preferred), 0, -2)
 
 
-def unexchanged(open, x, window: Window):
-    """x, padded if XLA would exchange it with the filter."""
-    return padded_apart(x, window) if exchanges(open, window) else (x, window)
+def preferred_dtype(common, dtype):
+    """The `preferred_element_type` for lax, whose results are never narrower than the operands.  For floats, a dtype that holds both."""
+    wide = promote(common, np.dtype(dtype))
+    return wide if wide == dtype or jnp.issubdtype(wide, jnp.floating) else None
 
 
-def exchanges(open, window: Window) -> bool:
-    """Return whether XLA exchanges image and filter, as it does where the filter is larger, which y is in wgrad.
+def cropped(x, window):
+    """Negative padding as a slice of x.
 
-    Its CPU backend has no fast convolution for the result: it took two to twenty times as long.
+    XLA's CPU convolution before jaxlib 0.12 reads out of bounds if one side of an axis is cropped and the other padded.
     """
-    return math.prod(window.filter if open == "y" else window.output) > math.prod(window.input)
-
-
-def padded_apart(x, window: Window):
-    """x, padded, and the window that is left, if no input is dilated.  The barrier keeps the padding out of the convolution.
-
-    XLA's CPU backend is slow at padding images of a single channel, which one image is in wgrad.
-    """
-    if max(window.input_dilation, default=1) > 1 or {(0, 0)} >= {*window.padding}:
+    kept, rest = window.cropped
+    if rest == window:
         return x, window
-    x = lax.optimization_barrier(padded(x, window))
-    return x, dataclasses.replace(window, input=x.shape[2:-2], padding=((0, 0),) * window.rank)
-
-
-def by_batch_groups(B, G, K, window, platform):
-    """Return whether to use lax's batch groups in fprop: XLA's other convolutions with three axes are slow, the more so with a dilation.
-
-    XLA's CPU backend multiplies the filter of each group with the images of all.
-    """
-    if window.rank != 3 or not all(isinstance(n, int) for n in (B, G, K)) or not B > 1 == G:
-        return False
-    dilated = max(*window.input_dilation, *window.filter_dilation) > 1
-    return K == 1 if dilated else platform == "cpu" and K <= FILTERS_OF_BATCH_GROUPS and B <= MOST_BATCH_GROUPS
-
-
-# Up to this K and B, lax's batch groups are fast in fprop with three axes.
-FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
-
-
-def work_of_padded(conv: Conv) -> Work | None:
-    if conv.groups > 1 or conv.dilated or not exchanges(conv.open, conv.window) or not any(map(any, conv.window.padding)):
-        return None
-    size = conv.dtype.itemsize * conv.x / math.prod(conv.window.input) * padded_size(conv.window)
-    inputs = tuple(i + low + high for i, (low, high) in zip(conv.window.input, conv.window.padding, strict=True))
-    inside = dataclasses.replace(conv.window, input=inputs, padding=((0, 0),) * conv.window.rank)
-    return work(dataclasses.replace(conv, window=inside)) + Work(fusions=1, copied=2 * size, bytes=size)
-
-
-def work(conv: Conv) -> Work:
-    """XLA's CPU backend has Eigen's convolutions, and a loop of its own for what these do not compute."""
-    size, wgrad = conv.dtype.itemsize, conv.open == "w"
-    copies = conv.x + conv.y if wgrad or conv.B > 1 else 0  # with batch and groups in one axis, or with the batch as channels
-    converted = 4 * (conv.x + conv.w + conv.y) if conv.short else 0
-    return (_work_of_wgrad if wgrad else _work_of_fprop)(conv) + Work(
-        programs=1,
-        fusions=conv.dgrad + wgrad * (2 + (conv.groups > 1)) + (conv.B > 1) + 2 * conv.short,
-        copied=1.5 * converted + 2 * size * (conv.y * (conv.N > 1) if wgrad else copies),
-        transposed=size * conv.x * wgrad,
-        bytes=size * (copies + conv.w * conv.dgrad) + converted,
-    )
+    starts, stops = ((part.start for part in kept), (part.stop for part in kept))
+    return lax.slice(x, (0, 0, *starts, 0, 0), (*x.shape[:2], *stops, *x.shape[-2:])), rest
 
 
 def _work_of_fprop(conv):
@@ -267,3 +226,107 @@ def _work_of_eigen(rank, groups, images, positions, taps, inputs, outputs, run):
         results=rows * outputs,
         calls=groups,
     )
+
+
+class Padded(ConvPlan):
+    """lax's convolution of images that are padded before, where XLA would exchange them with a filter that is larger."""
+
+    name = "padded"
+
+    @staticmethod
+    def work(conv: Conv) -> Work | None:
+        if conv.groups > 1 or conv.dilated or not exchanges(conv.open, conv.window) or not any(map(any, conv.window.padding)):
+            return None
+        size = conv.dtype.itemsize * conv.x / math.prod(conv.window.input) * padded_size(conv.window)
+        inputs = tuple(i + low + high for i, (low, high) in zip(conv.window.input, conv.window.padding, strict=True))
+        inside = dataclasses.replace(conv.window, input=inputs, padding=((0, 0),) * conv.window.rank)
+        return Lax.work(dataclasses.replace(conv, window=inside)) + Work(fusions=1, copied=2 * size, bytes=size)
+
+    def run(self, a, b):
+        a, window = padded_apart(a, self.conv.window)
+        return Lax(dataclasses.replace(self.conv, window=window, dgrad=False)).run(a, b)
+
+
+def exchanges(open, window: Window) -> bool:
+    """Return whether XLA exchanges image and filter, as it does where the filter is larger, which y is in wgrad.
+
+    Its CPU backend has no fast convolution for the result: it took two to twenty times as long.
+    """
+    return math.prod(window.filter if open == "y" else window.output) > math.prod(window.input)
+
+
+def padded_apart(x, window: Window):
+    """x, padded, and the window that is left, if no input is dilated.  The barrier keeps the padding out of the convolution.
+
+    XLA's CPU backend is slow at padding images of a single channel, which one image is in wgrad.
+    """
+    if max(window.input_dilation, default=1) > 1 or {(0, 0)} >= {*window.padding}:
+        return x, window
+    x = lax.optimization_barrier(padded(x, window))
+    return x, dataclasses.replace(window, input=x.shape[2:-2], padding=((0, 0),) * window.rank)
+
+
+def by_batch_groups(B, G, K, window, platform):
+    """Return whether to use lax's batch groups in fprop: XLA's other convolutions with three axes are slow, the more so with a dilation.
+
+    XLA's CPU backend multiplies the filter of each group with the images of all.
+    """
+    if window.rank != 3 or not all(isinstance(n, int) for n in (B, G, K)) or not B > 1 == G:
+        return False
+    dilated = max(*window.input_dilation, *window.filter_dilation) > 1
+    return K == 1 if dilated else platform == "cpu" and K <= FILTERS_OF_BATCH_GROUPS and B <= MOST_BATCH_GROUPS
+
+
+# Up to this K and B, lax's batch groups are fast in fprop with three axes.
+FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
+
+
+class Loop(ConvPlan):
+    """Dense convolutions in a loop, for groups, batched filters and per-example gradients."""
+
+    name = "loop"
+
+    @staticmethod
+    def work(conv: Conv) -> Work | None:
+        if conv.groups == 1 or not conv.window.rank:
+            return None
+        one = dataclasses.replace(conv, B=1, G=1, dtype=np.dtype(np.float32), dgrad=False)
+        step = Lax.work(one) if conv.window.rank < 3 else work_of_xla(one)  # Eigen's has three axes only outside of loops
+        elements, size = conv.x + conv.w + conv.y, conv.dtype.itemsize
+        converted = 4 * elements if conv.short else 0
+        return dataclasses.replace(step.times(conv.groups), programs=1, fusions=4, bytes=step.bytes) + Work(
+            steps=conv.groups,
+            gathered_in_loop=step.gathered_uneven * conv.groups,
+            rows_in_loop=(step.results + step.spread) * conv.groups,
+            transposed=size * elements,
+            copied=1.5 * converted,
+            bytes=size * (elements / conv.groups + conv.w) + converted,
+        )
+
+    def run(self, a, b):
+        conv, window, fprop = self.conv, self.conv.window, self.conv.open == "y"
+        a, b = conv.widened(a, b)
+        if conv.platform == "cpu" and (fprop or conv.G == 1):  # in groups, an infinity of y must not meet the padding
+            if not fprop and conv.N == 1 or exchanges(conv.open, window):
+                a, window = padded_apart(a, window)
+        preferred, C, K = preferred_dtype(a.dtype, conv.result), conv.C, conv.K
+        a, b = a.reshape((*a.shape[:-2], -1)), outputs_last(b) if fprop else b.reshape((*b.shape[:-2], -1))
+        dense = dense_fprop if fprop else dense_wgrad
+
+        def step(i, total):
+            group = pair(i, conv.B, conv.G)
+            part = dense(_part(a, *group, C), _part(b, *group, K), window, conv.precision, preferred)
+            return lax.dynamic_update_slice(total, part[None], _starts(total, *group, K), allow_negative_indices=False)
+
+        shape = (conv.B, conv.N, *window.output, conv.G * K) if fprop else (conv.B, *window.filter, C, conv.G * K)
+        total = repeat(conv.groups, step, zeros(shape, preferred or a.dtype, a, b))
+        return total.reshape(conv.shape) if fprop else outputs_first(total, conv.G)
+
+
+def _starts(x, b, g, channels):
+    return [b, *[np.int32(0)] * (x.ndim - 2), g * np.int32(channels)]
+
+
+def _part(x, b, g, channels):
+    """(B, ..., G·channels) -> (..., channels)"""
+    return lax.dynamic_slice(x, _starts(x, b, g, channels), (1,) + x.shape[1:-1] + (channels,), allow_negative_indices=False)[0]

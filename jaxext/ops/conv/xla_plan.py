@@ -1,184 +1,251 @@
-"""The algorithm that the `xla` convolution takes: the one whose expected cost on a CPU is least; on GPUs by a rule.
+"""What a plan of a convolution is: a tree of algorithms, each of which states its work on a CPU, and so its cost.
 
-zeros      an axis is empty, so nothing is computed
-lax        lax's own convolution
-padded     the same of images that are padded before, where XLA would exchange them with a filter that is larger
-phases     residues of the outputs as channels of few convolutions: for input dilation
-folded     the same for wgrad; else phases, a convolution for each
-shifts     shifted inputs times weights, elementwise: for fprop
-rows       a loop over output rows: for wgrad
-loop       one dense convolution per b and g, in a loop: for groups, batched filters, per-example gradients
-dots       one batched dot per tap; and for integers on GPUs, and groups that XLA may still partition
+    y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + filter_dilation·r,g,c] · w[b,g,k,r,c]
+
+dgrad is fprop with y as the input and the filter reversed (`Window.transposed`), so only two roles remain: fprop and wgrad.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import pathlib
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxext.core.call import Splitter
 from jaxext.core.window import Window
-from jaxext.ops.conv import xla_dots as conv_dots
-from jaxext.ops.conv import xla_lax as conv_lax
-from jaxext.ops.conv import xla_loop as conv_loop
-from jaxext.ops.conv import xla_phases as conv_phases
-from jaxext.ops.conv import xla_rates as conv_rates
-from jaxext.ops.conv import xla_rows as conv_rows
-from jaxext.ops.conv import xla_shifts as conv_shifts
-from jaxext.ops.conv.xla_rates import Cost
-from jaxext.ops.conv.xla_work import Conv, Work
-
-GPUS = ("cuda", "rocm")
 
 
-class Plan(NamedTuple):
-    """An algorithm, the plan of each convolution that it is made of, and its cost on a CPU."""
+@dataclasses.dataclass(frozen=True)
+class Conv:
+    """A convolution with y or w open, of arrays of one dtype that are not cropped.
 
-    algorithm: str
-    parts: Mapping[Conv, Plan] = {}
+    Attributes:
+      open: "y" or "w".
+      B, N, G, C, K: the sizes of its labels.
+      window: without negative padding.
+      dtype: holds both operands exactly.
+      result: the dtype of the result.
+      dgrad: True for the gradient of the input, whose filter is reversed first.
+      precision, splitter, platform: those of the call.
+    """
+
+    open: str
+    B: int
+    N: int
+    G: int
+    C: int
+    K: int
+    window: Window
+    dtype: np.dtype
+    result: np.dtype
+    dgrad: bool = False
+    precision: Any = None
+    splitter: Splitter = Splitter.NOBODY
+    platform: str = "cpu"
+
+    @property
+    def groups(self) -> int:
+        return self.B * self.G
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.window.filter)
+
+    @property
+    def outputs(self) -> int:
+        return math.prod(self.window.output)
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds, with those of zeros."""
+        return self.groups * self.N * self.outputs * self.taps * self.C * self.K
+
+    @property
+    def x(self) -> int:
+        """The number of elements of x, as `y` and `w` are of these."""
+        return self.groups * self.N * math.prod(self.window.input) * self.C
+
+    @property
+    def y(self) -> int:
+        return self.groups * self.N * self.outputs * self.K
+
+    @property
+    def w(self) -> int:
+        return self.groups * self.K * self.taps * self.C
+
+    @property
+    def short(self) -> bool:
+        """True for floats of 16 bits, which XLA's CPU backend converts."""
+        return self.dtype.itemsize == 2
+
+    @property
+    def dilated(self) -> bool:
+        """True if there are zeros between the elements of x."""
+        return math.prod(self.window.input_dilation) > 1
+
+    @property
+    def local(self) -> bool:
+        """True on CPUs where XLA does not split the program."""
+        return self.platform == "cpu" and self.splitter.by_labels
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        if self.open == "y":
+            return (self.B, self.N, *self.window.output, self.G, self.K)
+        return (self.B, self.G, self.K, *self.window.filter, self.C)
+
+    @property
+    def sums(self) -> np.dtype:
+        """The dtype of sums: at least float32 for floats."""
+        wide = promote(self.dtype, self.result)
+        return np.dtype(np.float32) if jnp.issubdtype(wide, jnp.floating) and wide.itemsize < 4 else wide
+
+    def widened(self, *operands: jax.Array) -> list[jax.Array]:
+        """The operands in the dtype of sums, if they are floats on a CPU.
+
+        XLA would convert a bfloat16 result in every step of a loop, and has no code for some dots of it.
+        """
+        wide = self.platform == "cpu" and jnp.issubdtype(self.dtype, jnp.floating)
+        return [operand.astype(self.sums) if wide else operand for operand in operands]
+
+
+def promote(a: np.dtype, b: np.dtype) -> np.dtype:
+    """jax's standard promotion, with bfloat16 in place of floats of 8 bits or fewer, which it holds exactly."""
+    if a == b:
+        return a
+    a, b = (np.dtype(jnp.bfloat16) if jnp.issubdtype(d, jnp.floating) and d.itemsize == 1 else d for d in (a, b))
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(a, b)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvPlan:
+    """A convolution by one algorithm, which is the class: derive from it, and define `name`, `work` and `run`.
+
+    Attributes:
+      conv: the convolution.
+      parts: the plans of the convolutions that it is made of (`split`).
+      cost: on a CPU, if it is known.
+    """
+
+    conv: Conv
+    parts: tuple[ConvPlan, ...] = ()
     cost: Cost | None = None
+    name: ClassVar[str]
+
+    @staticmethod
+    def work(conv: Conv) -> Work | None:
+        """The work beside that of the parts.  None if it does not compute the convolution, or if its program would be far too large."""
+        raise NotImplementedError
+
+    @staticmethod
+    def split(conv: Conv) -> Sequence[Conv]:
+        """The convolutions that it is made of."""
+        return ()
+
+    def run(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """The open slot from x and w, or from x and y.  The result may have the dtype `conv.sums`."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        parts = ", ".join(dict.fromkeys(part.name for part in self.parts))
+        return f"{self.name} of {parts}" if parts else self.name
 
 
-def conv_of(open: str, sizes: Mapping[str, int], window: Window, dtype) -> Conv:
-    """The convolution that a call is; dgrad is fprop with y as the input.  `dtype` is that of both operands (`promote`)."""
-    B, N, G, C, K = (sizes[label] for label in "BNGCK")
-    if open == "x":
-        return Conv("y", B, N, G, K, C, window.transposed.cropped[1], np.dtype(dtype), dgrad=True)
-    return Conv(open, B, N, G, C, K, window.cropped[1], np.dtype(dtype))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Counts of what a program does when it runs, of what is compiled for it, and the memory that it takes beside operands and result."""
+
+    matrix: float = 0  # multiply-adds of matrix products, with the columns of the result rounded up to LANES
+    gathered: float = 0  # elements that Eigen copies into the rows of a matrix
+    gathered_uneven: float = 0  # those of them that do not fill registers, along one axis or two
+    gathered_in_space: float = 0  # those of them along three axes
+    runs_in_space: float = 0  # as `runs`, along three axes
+    runs: float = 0  # pieces of contiguous memory that are gathered, or that the innermost loop of a copy has
+    gathered_in_loop: float = 0  # the uneven ones that a loop over groups gathers, on one core
+    rows_in_loop: float = 0  # those of `results` that a loop over groups computes
+    packed: float = 0  # elements of the filter, which Eigen copies too
+    results: float = 0  # elements of the product
+    rows_in_groups: float = 0  # rows of the product, if the convolution has groups
+    spread: float = 0  # terms that Eigen's transposed convolution adds to its result
+    generic: float = 0  # multiply-adds of XLA's own loop, which computes what Eigen has no convolution for
+    generic_rows: float = 0  # these, divided by the output channels, along which XLA vectorises
+    elementwise: float = 0  # multiply-adds of sums of shifts
+    repeated: float = 0  # those whose input is repeated for the channels of a group
+    rows: float = 0  # multiply-adds of loops over blocks of rows
+    lines: float = 0  # and of those over positions on a line
+    few: float = 0  # lanes that are left empty in these two
+    reduced: float = 0  # multiply-adds of dots without channels
+    copied: float = 0  # bytes
+    transposed: float = 0  # bytes
+    calls: float = 0  # of a library
+    steps: float = 0  # of a loop
+    programs: float = 0
+    fusions: float = 0  # kernels that are compiled in these
+    terms: float = 0  # of sums in these
+    bytes: float = 0  # of memory
+
+    def __add__(self, other: Work) -> Work:
+        return Work(**{name: n + getattr(other, name) for name, n in vars(self).items()})
+
+    def times(self, n: float) -> Work:
+        return Work(**{name: n * count for name, count in vars(self).items()})
 
 
-def plan(conv: Conv, algorithm: str | None, *, splitter: Splitter, platform: str) -> Plan:
-    """The plan that is taken, or the one by this algorithm, which need not be among those that are worth measuring.
-
-    Raises:
-      ValueError: the algorithm does not compute this convolution.
-    """
-    found = plans(conv, splitter=splitter, platform=platform)
-    if algorithm is None:
-        return found[0]
-    if algorithm not in PARTS:
-        return next((plan for plan in found if plan.algorithm == algorithm), Plan(algorithm))
-    named = _plan_by(algorithm, conv, functools.partial(plans, splitter=splitter, platform=platform))
-    if named is None:
-        raise ValueError(f"algorithm: got {algorithm!r}, which does not compute {conv}")
-    return named
+LANES = 16  # of a vector register of float32, with 512 bits
 
 
-@functools.lru_cache(maxsize=4096)
-def plans(conv: Conv, *, splitter: Splitter, platform: str) -> tuple[Plan, ...]:
-    """The plan that is taken, then the others."""
-    only = _only(conv, splitter, platform)
-    if only:
-        return (Plan(only),)
-    part = functools.partial(plans, splitter=splitter, platform=platform)
-    names = WORK if splitter.by_labels else ("lax", "padded", "phases", "folded")  # as XLA may still partition them
-    found = [plan for plan in (_plan_by(name, conv, part) for name in names) if plan]
-    if platform in GPUS:
-        first = _algorithm_of_gpu(conv)
-        found.sort(key=lambda plan: plan.algorithm != first)
-    else:
-        found = _by_cost(conv, found)
-    return tuple(found if splitter.by_labels else found[:1])
+def matrix_product(rows: float, inner: float, columns: int) -> float:
+    """Multiply-adds of (rows, inner) times (inner, columns), with the columns rounded up."""
+    return rows * inner * -(-columns // LANES) * LANES
 
 
-def _only(conv, splitter, platform):
-    """The algorithm where there is no choice."""
-    window = conv.window
-    extents = (conv.B, conv.N, conv.G, conv.C, conv.K, *window.input, *window.filter, *window.output)
-    if any(isinstance(n, int) and n == 0 for n in extents):
-        return "zeros"
-    if platform in GPUS and not jnp.issubdtype(conv.dtype, jnp.inexact):
-        return "dots"  # on GPUs XLA refuses integer convolutions, saturates them, or computes groups of them wrongly
-    if not (conv.groups == 1 or splitter.by_labels) or conv.open == "w" and splitter.splits_windows:
-        return "dots"  # XLA's partitioner multiplies these by the size of a mesh axis that splits nothing, or gathers them
-    if splitter is Splitter.XLA:
-        return "lax"  # it would gather what phases interleave
-    if not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(conv.dtype, jnp.inexact):
-        return "lax"
-    if platform not in GPUS and conv.dtype.itemsize > 4 and conv.groups == 1 and not conv.dilated:
-        return "lax"  # the rates are of at most 32 bits
-    return None
+FILE = pathlib.Path(__file__).parent / "xla_rates.json"  # by `make fit-cpu`
+CALLS = 100  # of a program that pay back the time to build it
 
 
-def _plan_by(algorithm: str, conv: Conv, plans_of: Callable[[Conv], Sequence[Plan]]) -> Plan | None:
-    work = WORK[algorithm](conv)
-    if work is None:
-        return None
-    if algorithm not in PARTS:
-        return Plan(algorithm, {}, conv_rates.cost(work))
-    parts = PARTS[algorithm](conv)
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Expected milliseconds to run, and to lower and compile; bytes of memory beside operands and result."""
 
-    def chosen(choose) -> tuple[Mapping[Conv, Plan], Cost]:
-        plan_of = {part: choose(plans_of(part)) for part in parts}
-        return plan_of, conv_rates.cost(work, [cost for part in parts if (cost := plan_of[part].cost)])
+    run_ms: float = 0.0
+    build_ms: float = 0.0
+    bytes: float = 0.0
 
-    plan_of, cost = chosen(lambda found: found[0])
-    if cost.build_ms > MOST_BUILD_MS:
-        plan_of, cost = chosen(lambda found: min(found, key=lambda plan: plan.cost.build_ms if plan.cost else 0.0))
-    return Plan(algorithm, plan_of, cost)
+    @property
+    def total(self) -> float:
+        """Milliseconds of one call, with its share of the time to build."""
+        return self.run_ms + self.build_ms / CALLS
 
-
-WORK: dict[str, Callable[[Conv], Work | None]] = {
-    "lax": conv_lax.work,
-    "padded": conv_lax.work_of_padded,
-    "phases": conv_phases.work_of_phases,
-    "folded": conv_phases.work_of_folded,
-    "shifts": conv_shifts.work,
-    "rows": conv_rows.work,
-    "loop": conv_loop.work,
-    "dots": conv_dots.work,
-}
-# The convolutions that these are made of.
-PARTS: dict[str, Callable[[Conv], list[Conv]]] = {"phases": conv_phases.parts_of_phases, "folded": conv_phases.parts_of_folded}
+    def __str__(self) -> str:
+        """Milliseconds to run and to build."""
+        run = f"{self.run_ms:.2g}" if self.run_ms < 99 else f"{self.run_ms:.0f}"
+        return f"{run}+{self.build_ms:.0f}"
 
 
-def _by_cost(conv: Conv, found: Sequence[Plan]) -> list[Plan]:
-    """The least expected cost first; what takes too much more memory than lax, or too much longer to compile, last."""
-    lax, arrays = found[0].cost, conv.dtype.itemsize * (conv.x + conv.w + conv.y)
-    assert lax is not None
-
-    def order(plan):
-        cost = plan.cost
-        most = MOST_BYTES_IF_FAST if cost.run_ms <= FAST * lax.run_ms else MOST_BYTES
-        over = arrays + cost.bytes > most * (arrays + lax.bytes) or cost.build_ms > lax.build_ms + MOST_BUILD_MS
-        beyond = max(0.0, arrays + cost.bytes - MOST_BYTES * (arrays + lax.bytes))
-        return over, (cost.total + MS_OF_BYTE * beyond) * (1 if plan.algorithm == "lax" else MARGIN)
-
-    return sorted(found, key=order)
+def cost(work: Work, parts: Sequence[ConvPlan] = ()) -> Cost:
+    """The cost of this work and of parts, which run one after the other in the same program."""
+    run_ms, build_ms = (sum(of.get(name, 0.0) * count for name, count in vars(work).items()) * 1e-6 for of in rates())
+    costs = [part.cost for part in parts if part.cost]
+    program = cost(Work(programs=1)) if costs else Cost()
+    return Cost(
+        run_ms + sum(part.run_ms - program.run_ms for part in costs),
+        build_ms + sum(part.build_ms - program.build_ms for part in costs),
+        work.bytes + max((part.bytes for part in costs), default=0.0),
+    )
 
 
-# The most memory, in multiples of lax's: more is allowed where it takes at most half of the time.
-MOST_BYTES, MOST_BYTES_IF_FAST, FAST = 1.5, 3.0, 0.5
-# The price of a byte beyond MOST_BYTES: four times what a copy of it takes.
-MS_OF_BYTE = 1e-7
-# The longest that a rewrite may take to build beyond lax.
-MOST_BUILD_MS = 1500.0
-# A rewrite is taken if this many times its cost is less than lax's: expectations are uncertain.
-MARGIN = 1.2
-
-
-def _algorithm_of_gpu(conv):
-    """cuDNN's convolution, with or without groups, except for mostly zero inputs, and for products so few that XLA fuses them.
-
-    Of these cuDNN has kernels for square depthwise filters in 16 bits without strides, which took two thirds of the fusion's time on an
-    H100; with strides of 2 cuDNN took 2.7 times as long.
-
-    A loop would be thousands of tiny kernels.  A strided dense dgrad has a transposed window, so its input is dilated, but cuDNN supports
-    it directly.
-    """
-    window, B, G, C, K = conv.window, conv.B, conv.G, conv.C, conv.K
-    of_cudnn = conv.dgrad and B * G == 1 and max((*window.stride, *window.filter_dilation), default=1) == 1
-    if 1 < math.prod(window.input_dilation) <= conv_phases.MOST_PHASES and not of_cudnn:
-        return "phases"
-    few = C * K <= FEW_ON_GPU and C * math.prod(window.filter) <= FOLDED_ON_GPU
-    depthwise = B * C * K == 1 and window.plain_square and conv.dtype.itemsize == 2
-    return "shifts" if conv.open == "y" and G > 1 and window.rank and few and not depthwise else "lax"
-
-
-# Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.
-FEW_ON_GPU, FOLDED_ON_GPU = 16, 9
+@functools.cache
+def rates() -> tuple[dict[str, float], dict[str, float]]:
+    """Nanoseconds of each count, to run and to build."""
+    fitted = json.loads(FILE.read_text())
+    return fitted["run"], fitted["build"]

@@ -14,8 +14,55 @@ import numpy as np
 from jax import lax
 
 from jaxext.core.window import Window
+from jaxext.ops.conv.xla_plan import Conv, ConvPlan, Work
 from jaxext.ops.conv.xla_views import divisor, lanes, outputs_last, padded, padded_size, repeat, taps_of, view, view_of_padded, zeros
-from jaxext.ops.conv.xla_work import Conv, Work
+
+# Beyond, the program or its sums are large.
+MOST_TERMS, MOST_CHANNELS = 2048, 512
+# Up to this many terms, XLA's CPU compiler computes padding and sum in one pass, as fast as the sum alone.
+FOLDED_ON_CPU = 4
+# Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.
+FEW_ON_GPU, FOLDED_ON_GPU = 16, 9
+
+
+class Shifts(ConvPlan):
+    """A sum of shifts, for fprop."""
+
+    name = "shifts"
+
+    @staticmethod
+    def work(conv: Conv) -> Work | None:
+        window, C, K = conv.window, conv.C, conv.K
+        terms, lanes_of_row = C * conv.taps, conv.G * K
+        if conv.open != "y" or not window.rank or conv.dilated or lanes_of_row == 1 or terms > MOST_TERMS or C * K > MOST_CHANNELS:
+            return None
+        unrolled = UNROLLED_TERMS.get(window.rank, UNROLLED_TERMS[3])
+        of_row = C * math.prod(window.filter[1:])
+        if of_row > unrolled:
+            return None
+        size = conv.dtype.itemsize
+        in_parts = terms > unrolled
+        parts = terms / max(TERMS_OF_PART, of_row) if in_parts else 1
+        padding = size * conv.x / math.prod(window.input) * padded_size(window)
+        single = conv.G == 1 or C == K == 1
+        one_by_one = conv.B * conv.N > 1 and (in_parts or not _pads_all(window, conv.B * conv.N, conv.G, C, K))
+        return Work(
+            programs=1,
+            fusions=2 + (K > 1) + in_parts,
+            terms=min(terms, max(TERMS_OF_PART, of_row)) if in_parts else terms,
+            elementwise=conv.products,
+            repeated=0 if single else conv.products / K,
+            copied=padding + size * conv.x + 2 * size * conv.y * parts,
+            steps=parts if in_parts else 0,
+            bytes=(padding / conv.B / conv.N if one_by_one else padding) + 4 * conv.x * (K > 1) * conv.short,
+        )
+
+    def run(self, a, b):
+        conv, on_cpu = self.conv, self.conv.platform == "cpu"
+        fold = conv.C * conv.taps <= (FOLDED_ON_CPU if on_cpu else FOLDED_ON_GPU)
+        y = shifts_fprop(a, b, conv.window, acc=conv.sums, fold=fold).astype(conv.result)
+        # XLA would compute the sum again in each fusion that reads it.
+        return lax.optimization_barrier(y) if on_cpu and not fold else y
 
 
 def shifts_fprop(x, w, window: Window, *, acc, fold):
@@ -114,34 +161,3 @@ def _shifted(x, w, window, see, K, acc):
                 yield lax.mul(row, lax.broadcast_in_dim(weights, shape, (0, 1, len(shape) - 1)))
 
     return functools.reduce(lax.add, terms())
-
-
-def work(conv: Conv) -> Work | None:
-    window, C, K = conv.window, conv.C, conv.K
-    terms, lanes_of_row = C * conv.taps, conv.G * K
-    if conv.open != "y" or not window.rank or conv.dilated or lanes_of_row == 1 or terms > MOST_TERMS or C * K > MOST_CHANNELS:
-        return None
-    unrolled = UNROLLED_TERMS.get(window.rank, UNROLLED_TERMS[3])
-    of_row = C * math.prod(window.filter[1:])
-    if of_row > unrolled:
-        return None
-    size = conv.dtype.itemsize
-    in_parts = terms > unrolled
-    parts = terms / max(TERMS_OF_PART, of_row) if in_parts else 1
-    padding = size * conv.x / math.prod(window.input) * padded_size(window)
-    single = conv.G == 1 or C == K == 1
-    one_by_one = conv.B * conv.N > 1 and (in_parts or not _pads_all(window, conv.B * conv.N, conv.G, C, K))
-    return Work(
-        programs=1,
-        fusions=2 + (K > 1) + in_parts,
-        terms=min(terms, max(TERMS_OF_PART, of_row)) if in_parts else terms,
-        elementwise=conv.products,
-        repeated=0 if single else conv.products / K,
-        copied=padding + size * conv.x + 2 * size * conv.y * parts,
-        steps=parts if in_parts else 0,
-        bytes=(padding / conv.B / conv.N if one_by_one else padding) + 4 * conv.x * (K > 1) * conv.short,
-    )
-
-
-# Beyond, the program or its sums are large.
-MOST_TERMS, MOST_CHANNELS = 2048, 512

@@ -18,15 +18,11 @@ from lowered import NHWC
 
 import jaxext
 from jaxext.core.call import Splitter
+from jaxext.core.implementation import Algorithm
 from jaxext.core.window import Window, dilate
-from jaxext.ops.conv import xla_algorithms as conv_algorithms
-from jaxext.ops.conv import xla_dots as conv_dots
-from jaxext.ops.conv import xla_lax as conv_lax
-from jaxext.ops.conv import xla_line as conv_line
-from jaxext.ops.conv import xla_plan as conv_plan
-from jaxext.ops.conv import xla_rates as conv_rates
-from jaxext.ops.conv import xla_rows as conv_rows
-from jaxext.ops.conv import xla_work as conv_work
+from jaxext.ops.conv import xla, xla_dots, xla_plan, xla_rows
+from jaxext.ops.conv.form import conv_form
+from jaxext.ops.conv.xla_lax import Lax
 
 SPLITTER = {False: Splitter.NOBODY, True: Splitter.XLA}
 
@@ -64,8 +60,17 @@ def labels(B=1, N: Any = 2, G=1, C=1, K=1):
     return dict(B=B, N=N, G=G, C=C, K=K)
 
 
-def conv(open, operands, window, *, dtype="float32", partitioned=False, **how):
-    return conv_algorithms.conv(open, operands, window, dtype=jnp.dtype(dtype), precision=None, splitter=SPLITTER[partitioned], **how)
+def planned(open, operands, window, dtype="float32", splitter=Splitter.NOBODY, platform="cpu"):
+    """The plan of a call of operands, which need only shapes and dtypes."""
+    form = conv_form(window.rank)
+    how: Any = dict(platform=platform, arch=None, splitter=splitter, dtype=np.dtype(dtype), precision=None)
+    call = form.call(open, [operands[slot] for slot in form.operands(open)], ranks=(1,) * len(form.free), window=window, **how)
+    return xla.XlaConv().plan(call)
+
+
+def conv(open, operands, window, *, dtype="float32", partitioned=False, algorithm=None, platform="cpu"):
+    plan = planned(open, operands, window, dtype, SPLITTER[partitioned], platform)
+    return plan.run(Algorithm(algorithm) if algorithm else plan.configs[0], operands)
 
 
 def program(open, sizes, window, dtype="float32", **how):
@@ -85,9 +90,13 @@ def plans(open, sizes, window, dtype="float32", splitter=Splitter.NOBODY):
 
 def costs(open, sizes, window, dtype="float32", splitter=Splitter.NOBODY) -> dict[str, Any]:
     """The costs of all algorithms, in the order of preference."""
-    found = conv_plan.plans(conv_plan.conv_of(open, sizes, window, dtype), splitter=splitter, platform="cpu")
-    assert len({plan.algorithm for plan in found}) == len(found)
-    return {plan.algorithm: plan.cost for plan in found}
+    return {name: plan.cost for name, plan in found(open, sizes, window, dtype, splitter).items()}
+
+
+def found(open, sizes, window, dtype="float32", splitter=Splitter.NOBODY, platform="cpu"):
+    """The plans of all algorithms, in the order of preference."""
+    operands = {slot: jax.ShapeDtypeStruct(shape, dtype) for slot, shape in shapes_of(sizes, window).items()}
+    return planned(open, operands, window, dtype, splitter, platform).found
 
 
 def rewrite(open, sizes, window, dtype: Any = "float32"):
@@ -101,7 +110,7 @@ def check(sizes, window, opens="yxw", partitioned=(False, True), algorithm=None,
     *of_operands, result = dtypes
     operands = {open: operands_of(open, sizes, window) for open in opens}
     operands = {open: {slot: a.astype(d) for (slot, a), d in zip(of.items(), of_operands, strict=True)} for open, of in operands.items()}
-    names = {open: algorithm or rewrite(open, sizes, window, conv_algorithms.promote(*map(np.dtype, of_operands))) for open in opens}
+    names = {open: algorithm or rewrite(open, sizes, window, xla_plan.promote(*map(np.dtype, of_operands))) for open in opens}
 
     @jax.jit
     def run(operands) -> list[Any]:
@@ -310,28 +319,28 @@ def test_each_algorithm_is_exact(name, open, sizes, window, partitioned):
 
 
 def test_every_plan_of_the_docstring_is_tested():
-    documented = {line.split()[0] for line in str(conv_plan.__doc__).split("\n\n")[1].splitlines() if line.strip()}
+    documented = {line.split()[0] for line in str(xla.__doc__).split("\n\n")[1].splitlines() if line.strip()}
     assert documented == {plan[0] for plan in PLANS}
 
 
 def test_lines_that_fit():
     """Not with too few positions, too many taps, or channels of other kinds: these take the loop with masks."""
-    assert all(conv_line.fits(1, 1, line.cropped[1]) for line in LINES.values())
+    assert all(xla_rows.fits_line(1, 1, line.cropped[1]) for line in LINES.values())
     for of in (window((5,), (3,)), window((200,), (128,)), window((40,), (3,), input_dilation=(2,))):
-        assert not conv_line.fits(1, 1, of)
-    assert not conv_line.fits(2, 1, LINES["same"]) and not conv_line.fits(1, 2, LINES["same"])
+        assert not xla_rows.fits_line(1, 1, of)
+    assert not xla_rows.fits_line(2, 1, LINES["same"]) and not xla_rows.fits_line(1, 2, LINES["same"])
 
 
 def test_rows_of_two_blocks(monkeypatch):
     """The output has six rows, four in the first block; the second overhangs."""
-    monkeypatch.setattr(conv_rows, "BLOCK", 4 * 5 * 16)
+    monkeypatch.setattr(xla_rows, "BLOCK", 4 * 5 * 16)
     assert SAME.output == (6, 5)
     check(labels(G=16), SAME, "w", (False,), "rows")
 
 
 @pytest.mark.parametrize("geometry", ["strided", "everything", "causal"])
 def test_many_taps_are_a_loop(geometry, monkeypatch):
-    monkeypatch.setattr(conv_dots, "WRITTEN_OUT", 3)
+    monkeypatch.setattr(xla_dots, "WRITTEN_OUT", 3)
     check(labels(B=2, G=3, C=2, K=2), GEOMETRIES[geometry], partitioned=(True,))
 
 
@@ -442,8 +451,8 @@ def test_an_infinity_meets_no_zeros_between_the_elements_of_a_dilated_image(size
 
 
 def test_rates_are_of_what_algorithms_do():
-    run, build = conv_rates.rates()
-    assert {*run, *build, "bytes"} == {field.name for field in dataclasses.fields(conv_work.Work)}
+    run, build = xla_plan.rates()
+    assert {*run, *build, "bytes"} == {field.name for field in dataclasses.fields(xla_plan.Work)}
     assert min(*run.values(), *build.values()) > 0
 
 
@@ -460,24 +469,36 @@ def test_memory_and_time_to_build_are_limited():
 
 def test_parts_without_a_cost_take_nothing_away():
     """Dense convolutions of 64 bits, which are parts of phases here, have none."""
-    problem = conv_plan.conv_of("y", labels(C=8, K=64), DILATED, jnp.float64)
-    phases = conv_plan.plan(problem, "phases", splitter=Splitter.NOBODY, platform="cpu")
-    assert len(phases.parts) > 1 and {part.cost for part in phases.parts.values()} == {None}
+    phases = found("y", labels(C=8, K=64), DILATED, "float64")["phases"]
+    assert len(phases.parts) > 1 and {part.cost for part in phases.parts} == {None}
     assert phases.cost and min(phases.cost.run_ms, phases.cost.build_ms) > 0
 
 
 def test_one_output_of_a_transposed_convolution_is_a_sixteenth_of_sixteen():
     """All taps are columns of one product, so that one output channel fills a vector's lanes, too."""
     dilated = window((32,), (16,), padding=((15, 15),), input_dilation=(4,))
-    one, sixteen = (conv_lax.work(conv_plan.conv_of("y", labels(C=8, K=K), dilated, jnp.float32)).matrix for K in (1, 16))
+    one, sixteen = (Lax.work(found("y", labels(C=8, K=K), dilated)["lax"].conv).matrix for K in (1, 16))
     assert 0 < 16 * one == sixteen
 
 
-def test_a_name_that_does_not_compute_the_convolution():
-    function, operands = program("y", labels(), SAME, algorithm="phases")
-    with pytest.raises(ValueError, match="algorithm: got 'phases'"):
-        function(operands)
-    check(labels(C=2), TRANSPOSED, "y", (False,), "phases", ("int32",) * 3)  # no plan has integers
+def test_parts_are_planned_once_and_told(monkeypatch):
+    """A plan is a tree that is made before it runs.  Each part is by the algorithm that is expected to be the fastest for its size."""
+    dilated = window((40, 40), (7, 5), input_dilation=(3, 2), padding=((2, 2), (2, 2)))
+    operands = operands_of("w", labels(G=16, C=8), dilated)
+    plan = planned("w", operands, dilated)
+    assert len(plan.found["phases"].parts) == 6 and len(plan.found["folded"].parts) == 4
+    for name in ("phases", "folded"):
+        parts = plan.found[name].parts
+        names = ", ".join(dict.fromkeys(part.name for part in parts))
+        assert plan.describe(Algorithm(name)) == f"{name} of {names}" and {part.parts for part in parts} == {()}
+        assert [part.name for part in parts] == [xla.plans(part.conv)[0].name for part in parts]
+
+    def again(*_):
+        raise AssertionError("planned again")
+
+    monkeypatch.setattr(xla, "plans", again)
+    for config in plan.configs:
+        jax.eval_shape(functools.partial(plan.run, config), operands)
 
 
 # What is in a program

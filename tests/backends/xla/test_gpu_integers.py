@@ -4,6 +4,7 @@ Its values are a CPU's, from the same operations; test_gpu_program_preferences.p
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,10 @@ import numpy as np
 import pytest
 from lowered import conv, operations, struct
 from test_conv_algorithms import conv as conv_of_slots
-from test_conv_algorithms import definition, labels, shapes_of, window
+from test_conv_algorithms import definition, found, labels, shapes_of, window
 
 import jaxext
 from jaxext.core.call import Splitter
-from jaxext.ops.conv import xla_plan as conv_plan
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
 SIZES = labels(B=2, G=2, C=3, K=2)
@@ -44,9 +44,9 @@ def test_values_in_every_role(dtype, result):
 def test_the_plan(sizes, dtype):
     """On GPUs dots, whoever splits; on CPUs lax's own, which is right there."""
     for open in "yxw":
-        plan = functools.partial(conv_plan.plan, conv_plan.conv_of(open, sizes, WINDOW, dtype), None)
-        assert {plan(splitter=s, platform=p).algorithm for s in Splitter for p in ("cuda", "rocm")} == {"dots"}
-        assert plan(splitter=Splitter.NOBODY, platform="cpu").algorithm == "lax"
+        plans = functools.partial(found, open, sizes, WINDOW, dtype)
+        assert {*itertools.chain(*(plans(s, p) for s in Splitter for p in ("cuda", "rocm")))} == {"dots"}
+        assert [*plans()] == ["lax"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
