@@ -56,11 +56,11 @@ class Phases(ConvPlan):
         total = views.zeros(conv.shape, conv.sums, a, b)
         for part, (outputs, taps, sub) in zip(self.parts, window.phases, strict=True):
             if conv.open == "y":
-                y = part.run(cropped(a, sub)[0], b[(slice(None),) * 3 + _slices(taps)])
-                placed = _place(y.astype(conv.sums), outputs, window.output, 2)
+                y = _computed(part, sub, a, b[(slice(None),) * 3 + _slices(taps)], conv.sums)
+                placed = _place(y, outputs, window.output, 2)
             else:
-                w = part.run(cropped(a, sub)[0], b[(slice(None),) * 2 + _slices(outputs)])
-                placed = _place(w.astype(conv.sums), taps, window.filter, 3)
+                w = _computed(part, sub, a, b[(slice(None),) * 2 + _slices(outputs)], conv.sums)
+                placed = _place(w, taps, window.filter, 3)
             total = views.add(total, placed)
         return total
 
@@ -72,6 +72,11 @@ def _part(conv: Conv, window: Window, residues: tuple[range, ...] = ()) -> Conv:
 
 def _undilated(window: Window, filter: tuple[int, ...], padding: tuple[tuple[int, int], ...]) -> Window:
     return dataclasses.replace(window, filter=filter, padding=padding, input_dilation=(1,) * window.rank)
+
+
+def _computed(part: ConvPlan, window: Window, a, b, dtype):
+    a, _ = cropped(a, window)
+    return part.run(a, b).astype(dtype)
 
 
 def _place(part, ranges, sizes, lead):
@@ -105,8 +110,7 @@ def _folded_fprop(plan: ConvPlan, x, w):
         if 0 in taps:
             return views.zeros(shape, acc, x, w)
         filters = w[(slice(None), slice(None), *_slices(residues), slice(None), *map(slice, taps))].reshape((B, G, -1, *taps, C))
-        inputs, _ = cropped(x, _undilated(window, taps, padding))
-        return next(parts).run(inputs, filters).astype(acc).reshape(shape)
+        return _computed(next(parts), _undilated(window, taps, padding), x, filters, acc).reshape(shape)
 
     y = views.moveaxis(joined(), range(3 + rank, 3 + 2 * rank), range(3, 3 + 2 * rank, 2))  # residues after the outputs of their axis
     y = y.reshape((*y.shape[:2], *(n * di for n, di in zip(counts, periods, strict=True)), G, K))
@@ -176,7 +180,7 @@ class Folded(ConvPlan):
                 of_part = of_part.reshape((*of_part.shape[:at], size, di, *of_part.shape[at + 1 :]))
                 of_part = lax.slice_in_dim(of_part, r.start, r.stop, axis=at + 1)
             of_part = views.moveaxis(of_part, range(3, 3 + 2 * rank, 2), range(3 + rank, 3 + 2 * rank))  # (B, N, *outputs, G, *residues, K)
-            w = part.run(cropped(a, sub)[0], of_part.reshape((*of_part.shape[: 3 + rank], -1))).astype(conv.sums)
+            w = _computed(part, sub, a, of_part.reshape((*of_part.shape[: 3 + rank], -1)), conv.sums)
             w = w.reshape((B, G, *map(len, residues), K, *sub.filter, C))
             of_residues = [(r.start, di - r.stop, 0) for r, di in zip(residues, periods, strict=True)]
             w = lax.pad(w, np.zeros((), w.dtype), [(0, 0, 0)] * 2 + of_residues + [(0, 0, 0)] * (rank + 2))
