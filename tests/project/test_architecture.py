@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import jaxext
+from jaxext import _compat
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.triton import triton_call
 from jaxext.core.form import Form
@@ -31,19 +32,20 @@ def linear(x, w, implementation):
 
 # Operation, its shapes, the implementation, the last function of the way and its module, and the most hops to it.
 WAYS = {
-    "conv to XLA": (conv, (IMAGE, FILTER), "xla", lax, "conv_general_dilated", 12),
+    "conv to XLA": (conv, (IMAGE, FILTER), "xla", _compat, "conv_general_dilated", 12),
     "conv to a Triton launch": (conv, (IMAGE, FILTER), "triton", triton_call, "called", 12),
     "linear to XLA": (linear, ((512, 1024), (1024, 512)), "xla", lax, "dot_general", 14),
     "linear to CUDA": (linear, ((512, 1024), (1024, 512)), "cuda", cuda_binding, "ffi_call", 14),
 }
 
 
-def hops(where, name):
-    """File and function of each frame of the package's own, the outermost first, and of the function that is called."""
+def hops(function):
+    """File and name of each frame of the package's own, the outermost first, and of the function that is called, if it is too."""
     frames = [(os.path.relpath(frame.filename, PACKAGE), frame.name) for frame in traceback.extract_stack()]
     own = [frame for frame in frames if not frame[0].startswith("..")]
-    file = os.path.relpath(getattr(where, name).__code__.co_filename, PACKAGE)
-    return own if file.startswith("..") else [*own, (file, name)]
+    code = getattr(function, "__code__", None)
+    file = os.path.relpath(code.co_filename, PACKAGE) if code else ".."
+    return own if file.startswith("..") else [*own, (file, code.co_name)]
 
 
 def way(monkeypatch, function, shapes, implementation, module, last):
@@ -51,13 +53,13 @@ def way(monkeypatch, function, shapes, implementation, module, last):
     if reason := {"triton": triton_call.missing(interpreted=False), "cuda": cuda_binding.missing()}.get(implementation):
         pytest.skip(reason)
     seen: dict[str, list] = {}
+    jax.clear_caches()
 
     def watched(where, name, event):
         original = getattr(where, name)
-        found = lambda: hops(type("Original", (), {name: original}), name)
 
         def watch(*args, **kwargs):
-            seen.setdefault(event, found())
+            seen[event] = hops(original)  # of the last call: lax is asked for the dtype of a product before
             return original(*args, **kwargs)
 
         monkeypatch.setattr(where, name, watch)

@@ -38,7 +38,7 @@ class XlaGram(XlaDefinition):
 
         def alone(x: jax.Array) -> jax.Array:
             y = dot(x, x)
-            return y if call.splitter is Splitter.XLA or _in_order(call) else symmetric(y)  # it would send the transpose between devices
+            return y if call.splitter is Splitter.XLA else symmetric(y)  # it would send the transpose between devices
 
         x = operands["c"]
         return alone(x) if config == DOT else _by_halves(dot, alone, x, max(1, -(-x.shape[-2] // MOST_PARTS)))
@@ -47,11 +47,6 @@ class XlaGram(XlaDefinition):
 def _gains(call: Call) -> bool:
     """Whether the products that are saved take longer than putting the blocks together, and these are large enough for XLA."""
     return call.sizes["M"] >= 768 and call.sizes["N"] >= 512
-
-
-def _in_order(call: Call) -> bool:
-    """Whether the products of (i, j) and of (j, i) are added up in the same order, as XLA's CPU backend does in these dtypes."""
-    return call.platform == "cpu" and call.dtypes["c"].name in ("float32", "bfloat16", "float16")
 
 
 def _by_halves(dot: Callable, alone: Callable, x: jax.Array, leaf: int) -> jax.Array:
