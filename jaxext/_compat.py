@@ -106,10 +106,10 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
     every supported version.  Lowering needs the devices because custom_partitioning asks for them.
     """
 
-    def shape(*avals, static, **params):
+    def shape(*avals, **params):
         refuse_parts(name, "the sharding of an operand", *(aval.sharding for aval in avals))
-        refuse_parts(name, "out_sharding", static.out_sharding)
-        return shape_rule(*avals, static=static, **params)
+        refuse_parts(name, "out_sharding", params["static"].out_sharding if "static" in params else params["out_sharding"])
+        return shape_rule(*avals, **params)
 
     vma_rule = functools.partial(standard_vma_rule, name)
     primitive = standard_primitive(shape, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=vma_rule)

@@ -9,6 +9,7 @@ import jax
 from jaxext.core.by_reference import Declaration, Keywords, Reference
 from jaxext.core.checks import checked, refuse_shape
 from jaxext.core.family import Family, declare
+from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled
 from jaxext.ops.rowscale.cuda import CudaRowscale
 from jaxext.ops.rowscale.triton import TritonRowscale
@@ -32,15 +33,5 @@ def rowscale(name: str, x: Any, scale: Any, *, implementation: str | None) -> ja
 
 
 def _bound(x: jax.Array, scale: jax.Array, *, implementation) -> jax.Array:
-    rank = {"B": x.ndim - 2}
-    return OPERATION.bind(
-        {"x": x, "scale": scale},
-        wanted=("y",),
-        ranks=tuple(rank.get(label, 1) for label in OPERATION.free),
-        window=None,
-        dtypes=(x.dtype,),
-        precision=None,
-        static=Keywords(()),
-        implementation=implementation,
-        out_sharding=None,
-    )["y"]
+    static = Static(ranks=OPERATION.pack({"B": x.ndim - 2}), dtypes=(x.dtype,), implementation=implementation, options=Keywords(()))
+    return OPERATION.bind({"x": x, "scale": scale}, static, wanted=("y",))["y"]
