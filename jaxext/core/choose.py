@@ -9,8 +9,9 @@ considered.  Nothing is timed here, and no input differs between the processes o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,14 +42,20 @@ class Choice:
         """The name of the chosen implementation."""
         return self.plan and self.plan.implementation.name
 
-    def run(self, operands: Mapping[str, jax.Array]) -> Any:
-        """The result of the call, or a tuple if it has several."""
+    @property
+    def compute(self) -> Callable[[Mapping[str, jax.Array]], Any]:
+        """`compute(operands)` gives the result of the call, or several, which are to be `checked`.  Call it while `replacing_lax` is False."""
         if self.parts is not None:
-            return by_parts(*self.parts, operands, dataclasses.replace(self, parts=None).run)
+            part = dataclasses.replace(self, parts=None)
+            call, call_of_part = self.parts
+            return lambda operands: by_parts(call, call_of_part, operands, lambda own: part.checked(part.compute(own)))
         assert self.plan is not None
-        with replacing_lax(False):
-            results = self.plan.run(self.config, operands)
-        return checked(self.plan, results)
+        return functools.partial(self.plan.run, self.config)
+
+    def checked(self, results: Any) -> Any:
+        """The result of `compute`, or a tuple of several."""
+        assert self.plan is not None
+        return results if self.parts is not None else checked(self.plan, results)
 
 
 def choose(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement] = ()) -> Choice:

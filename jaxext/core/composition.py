@@ -54,7 +54,8 @@ def _product(call: Call, named: str | None, summed: Callable | None) -> Callable
         names = form.operands(open)
         operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
         inner = form.call(open, list(operands.values()), static=static, **device)
-        y = chosen(inner, form.family.implementations, named).run(operands)
+        choice = chosen(inner, form.family.implementations, named)
+        y = choice.checked(choice.compute(operands))
         if summed is None:
             return y
         contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}

@@ -15,7 +15,7 @@ from jax.interpreters import batching
 from jaxext import _compat
 from jaxext._target import compute_capability
 from jaxext.core import flops, partition
-from jaxext.core.choose import chosen
+from jaxext.core.choose import chosen, replacing_lax
 from jaxext.core.family import in_use
 from jaxext.core.labelled import Labelled
 from jaxext.core.static import Static
@@ -77,7 +77,9 @@ def _lower(labelled, open, platform, arch, splitter, *args, static: Static, want
         call = labelled.call(open, list(operands.values()), static=of_part, wanted=results, **device)
         if unfused is not None:
             return labelled.lower_unfused(call, operands, summed)
-        ys = chosen(call, labelled.family.implementations, static.implementation).run(operands)
+        choice = chosen(call, labelled.family.implementations, static.implementation)
+        with replacing_lax(False):
+            ys = choice.checked(choice.compute(operands))
         ys = ys if call.further else (ys,)
         return ys if summed is None else tuple(summed(y, labelled.axes(name, static.ranks)) for name, y in zip(results, ys, strict=True))
 
