@@ -12,6 +12,7 @@ import pathlib
 import re
 from collections.abc import Collection, Iterable, Iterator
 
+from jaxext import ops
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.kernel import KERNELS, PROBLEMS, KernelImplementation
 from jaxext.backends.triton import triton_binding
@@ -29,13 +30,9 @@ _FAMILIES = {
     "gram": "gram",
     "quantized_matmul": "scaled",
 }
-# Family -> its folders in csrc, and the files of backends/cuda beside `cuda_binding`, where they are not those of its own name alone.
+# Family -> its folders in csrc, and its operation, where these are not of its own name alone.
 _FOLDERS = {"scaled": ("scaled", "weight_only"), "pieces": ("pieces", "matmul")}
-_PYTHON = {
-    **dict.fromkeys(("conv", "depthwise"), ("conv", "convolutions", "depthwise")),
-    **dict.fromkeys(("matmul", "pieces"), ("matmul", "pieces")),
-    **{"gram": ("gram", "matmul"), "scaled": ("scaled", "weight_only", "matmul")},
-}
+_OPERATIONS = {"depthwise": "conv", "pieces": "matmul"}
 _IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (.*)", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
@@ -70,16 +67,22 @@ def _digest(family: str, library: str, platform: str) -> str:
 def _triton_files(family: str) -> Iterator[pathlib.Path]:
     yield from KernelImplementation.shared
     yield from sorted(pathlib.Path(triton_binding.__file__).parent.glob("*.py"))
+    yield from _operation_files(family, "triton")
     yield from _closure(sorted((KERNELS / family).glob("*.py")), _imported)
 
 
 def _cuda_files(family: str, csrc: pathlib.Path) -> Iterator[pathlib.Path]:
     yield from KernelImplementation.shared
-    binding = pathlib.Path(cuda_binding.__file__)
-    yield from (binding.with_name(f"cuda_{name}.py") for name in ("binding", *_PYTHON.get(family, (family,))))
+    yield pathlib.Path(cuda_binding.__file__)
+    yield from _operation_files(family, "cuda")
     yield from PROBLEMS
     folders = ("common", *_FOLDERS.get(family, (family,)))
     yield from _closure([path for folder in folders for path in sorted(csrc.glob(f"{folder}/*.c[cu]"))], functools.partial(_included, csrc))
+
+
+def _operation_files(family: str, library: str) -> list[pathlib.Path]:
+    folder = pathlib.Path(ops.__path__[0]) / _OPERATIONS.get(family, family)
+    return sorted([*folder.glob(f"{library}*.py"), *folder.glob("problem.py")])
 
 
 def _closure(files: Iterable[pathlib.Path], named) -> list[pathlib.Path]:

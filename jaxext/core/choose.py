@@ -44,7 +44,7 @@ class Choice:
 
     @property
     def compute(self) -> Callable[[Mapping[str, jax.Array]], Any]:
-        """`compute(operands)` gives the result of the call, or several, which are to be `checked`.  Call it while `replacing_lax` is False."""
+        """`compute(operands)` gives the result, or several, which are to be `checked`.  Call it while `replacing_lax` is False."""
         if self.parts is not None:
             part = dataclasses.replace(self, parts=None)
             call, call_of_part = self.parts
