@@ -16,7 +16,7 @@ import numpy as np
 import jaxext
 from jaxext.ops.conv.xla import XlaConv
 from jaxext.ops.conv.xla_plan import Conv
-from jaxext.tables import environment, in_force
+from jaxext.tables import active, environment
 from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing
 from jaxext.tuning.timing import Program
@@ -139,7 +139,7 @@ def measure(geometry: Geometry, kind: str, tell: Callable[[str], None] = lambda 
     try:
         arguments = random_operands.normal(geometry.shapes, geometry.dtype)
         programs = {"lax": _compiled(geometry, "lax", arguments, tell)}
-        with in_force.collecting() as calls:
+        with active.collecting() as calls:
             programs["jaxext"] = _compiled(geometry, "jaxext", arguments, tell)
         row = dataclasses.replace(row, algorithms=tuple(dict.fromkeys(_algorithms(call)[0] for call in calls)))
         results = {library: _first(library, program, tell) for library, program in programs.items()}
@@ -263,7 +263,7 @@ def alternatives(
     arguments = random_operands.normal(geometry.shapes, geometry.dtype)
     programs = {THEIRS: _compiled(geometry, "lax", arguments, tell)}
     results = {THEIRS: _first(THEIRS, programs[THEIRS], tell)}
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         jax.jit(geometry.build("jaxext")).lower(*arguments)
     found: dict[str, Side | str] = {THEIRS: ""}
     for name in dict.fromkeys(name for call in calls for name in _algorithms(call)):
@@ -284,7 +284,7 @@ def alternatives(
 def convs(geometry: Geometry) -> tuple[Conv, ...]:
     """The convolutions that `xla` plans for it; nothing is compiled."""
     arguments = [jax.ShapeDtypeStruct(shape, geometry.dtype) for shape in geometry.shapes]
-    with in_force.collecting() as calls, jaxext.use_table(None):
+    with active.collecting() as calls, jaxext.use_table(None):
         jax.jit(geometry.build("jaxext")).lower(*arguments)
     return tuple(XlaConv().plan(call).conv for call in calls)
 
@@ -293,7 +293,7 @@ def planned(geometry: Geometry, tell: Callable[[str], None] = lambda stage: None
     """What `xla` takes now, by product; nothing is compiled."""
     tell("jaxext: lowering")
     arguments = [jax.ShapeDtypeStruct(shape, geometry.dtype) for shape in geometry.shapes]
-    with in_force.collecting() as calls, jaxext.use_table(None):
+    with active.collecting() as calls, jaxext.use_table(None):
         jax.jit(geometry.build("jaxext")).lower(*arguments)
     return tuple(dict.fromkeys(_algorithms(call)[0] for call in calls))
 
@@ -301,7 +301,7 @@ def planned(geometry: Geometry, tell: Callable[[str], None] = lambda stage: None
 def _table_of(calls: Sequence[Any], algorithm: str) -> Table:
     """A table in which this algorithm is the fastest for these calls."""
     measurement = Measurement(implementation="xla", config={"algorithm": algorithm}, ms=(1.0, 1.0, 1.0), error=0.0)
-    return Table(in_force.context(environment.default_platform()), {call.problem: (measurement,) for call in calls}, "the sweep")
+    return Table(active.context(environment.default_platform()), {call.problem: (measurement,) for call in calls}, "the sweep")
 
 
 def serve(connection) -> None:

@@ -53,7 +53,7 @@ from jaxext._target import compute_capability, device_kind
 __all__ = [
     "PLATFORMS",
     "ShardingTypeError",
-    "Splitter",
+    "Partitioner",
     "adapt_dce_rule",
     "align_varying",
     "checkpoint_of_tangent",
@@ -62,7 +62,7 @@ __all__ = [
     "evaluated",
     "hide_frames",
     "kernels_launched",
-    "lowered_by",
+    "partitioner_of",
     "lowered_within",
     "lowering_p",
     "name_p",
@@ -229,7 +229,7 @@ def register_lowering(primitive, rule, *, multiple_results: bool = False) -> Non
 
 def _with_platform(rule, platform, multiple_results, ctx, *args, **params):
     arch = compute_capability(platform) if len(ctx.module_context.platforms) == 1 else None
-    fun = functools.partial(rule, platform, arch, lowered_by(ctx), **params)
+    fun = functools.partial(rule, platform, arch, partitioner_of(ctx), **params)
     results = mlir.lower_fun(fun, multiple_results=multiple_results)(ctx, *args)
     for value in results:
         if isinstance(value.owner, ir.OpView) and "mhlo.frontend_attributes" in value.owner.attributes:
@@ -261,7 +261,7 @@ def _name_callback(module, call: ir.OpView, target: str) -> None:
     call.attributes["backend_config"] = ir.StringAttr.get(name)
 
 
-class Splitter(enum.StrEnum):
+class Partitioner(enum.StrEnum):
     """Who splits a program over devices after lowering."""
 
     # Nobody: it is already the program of one device, or there is one device.
@@ -277,7 +277,7 @@ class Splitter(enum.StrEnum):
     @property
     def by_labels(self) -> bool:
         """Whether implementations run on the part of one device."""
-        return self in (Splitter.NOBODY, Splitter.LABELS)
+        return self in (Partitioner.NOBODY, Partitioner.LABELS)
 
     @property
     def splits_windows(self) -> bool:
@@ -285,17 +285,17 @@ class Splitter(enum.StrEnum):
         return not self.by_labels and not config.use_shardy_partitioner.value
 
 
-def lowered_by(ctx) -> Splitter:
+def partitioner_of(ctx) -> Partitioner:
     """Who will split the program that is being lowered."""
     axes = ctx.module_context.axis_context
     if isinstance(axes, sharding_impls.SPMDAxisContext):
         automatic = [n for a, n in axes.mesh.shape.items() if a not in axes.manual_axes]
-        return Splitter.NOBODY if all(n == 1 for n in automatic) else Splitter.XLA
+        return Partitioner.NOBODY if all(n == 1 for n in automatic) else Partitioner.XLA
     exported = ctx.module_context.lowering_parameters.for_export
     if isinstance(axes, sharding_impls.ShardingContext) and axes.num_devices > 1:
         named = axes.device_assignment is not None and config.use_shardy_partitioner.value
-        return Splitter.LABELS if named and not exported else Splitter.XLA
-    return Splitter.LATER if exported else Splitter.NOBODY
+        return Partitioner.LABELS if named and not exported else Partitioner.XLA
+    return Partitioner.LATER if exported else Partitioner.NOBODY
 
 
 def settings() -> tuple[tuple[str, Any], ...]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxext._told import told
+from jaxext._messages import format_value
 
 _Fun = TypeVar("_Fun", bound=Callable)
 
@@ -64,10 +64,10 @@ class Scope(contextlib.ContextDecorator, threading.local):
         kind = next((kind for is_such, kind in _LATER.items() if is_such(fun)), None)
         if kind is not None:
             raise TypeError(
-                f"{self._name}: {told(fun)} is {kind}, want a function whose body runs when it is called: decorate what it calls"
+                f"{self._name}: {format_value(fun)} is {kind}, want a function whose body runs when it is called: decorate what it calls"
             )
         if not callable(fun) or isinstance(fun, type):
-            raise TypeError(f"{self._name}: a decorator of functions, got {told(fun)}")
+            raise TypeError(f"{self._name}: a decorator of functions, got {format_value(fun)}")
         return super().__call__(fun)
 
 
@@ -83,7 +83,7 @@ def in_parentheses(example: str) -> Callable[[_Fun], _Fun]:
         def made(*args, **kwargs):
             if len(args) == 1 and not kwargs and callable(args[0]):
                 name = make.__name__
-                raise TypeError(f"{name}: got {told(args[0])}, want parentheses: write @{example}")
+                raise TypeError(f"{name}: got {format_value(args[0])}, want parentheses: write @{example}")
             return make(*args, **kwargs)
 
         return made  # type: ignore[return-value]

@@ -6,8 +6,8 @@ import re
 
 import jax
 
+from jaxext._messages import format_value
 from jaxext._scope import Scope, in_parentheses, user_context
-from jaxext._told import told
 
 # Name of a compute capability -> GPUs that have it (https://developer.nvidia.com/cuda-gpus).  NVIDIA adds "a" or "f" to names from 9.0 on.
 _KNOWN = {
@@ -57,7 +57,9 @@ def _capability(arch: str) -> int:
         return capability
     meant = _meant(arch) if isinstance(arch, str) else None
     known = ", ".join(f'"{name}" ({gpus})' for name, gpus in _KNOWN.items() if name == (meant or name))
-    raise ValueError(f"arch is {told(arch)}, want {known}" if meant else f"arch is {told(arch)}, want one of {known}; or None")
+    raise ValueError(
+        f"arch is {format_value(arch)}, want {known}" if meant else f"arch is {format_value(arch)}, want one of {known}; or None"
+    )
 
 
 def _number(name: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 
 from jaxext import _compat
-from jaxext._told import depth_of_the_user, told
+from jaxext._messages import depth_of_the_user, format_value
 from jaxext.core.form import dimension_numbers, owner
 
 __all__ = [
@@ -37,7 +37,9 @@ def seeing_products(policy: Callable) -> Callable:
       TypeError: `policy` cannot be called.
     """
     if not callable(policy):
-        raise TypeError(f"seeing_products: policy is {told(policy)}, want a function, such as jax.checkpoint_policies.dots_saveable")
+        raise TypeError(
+            f"seeing_products: policy is {format_value(policy)}, want a function, such as jax.checkpoint_policies.dots_saveable"
+        )
 
     @functools.wraps(policy)
     def saveable(primitive, *avals, **params):
@@ -49,11 +51,11 @@ def seeing_products(policy: Callable) -> Callable:
         static = params["static"]
         shown = dict(precision=static.precision, preferred_element_type=static.dtype, out_sharding=static.out_sharding)
         if form.family.said is not None:
-            return policy(form.family.twin, *avals[:3], **shown, **form.family.said(open, static.ranks))
+            return policy(form.family.lax_primitive, *avals[:3], **shown, **form.family.said(open, static.ranks))
         if not form.window:
             lhs, rhs, result = (form.axes(slot, static.ranks) for slot in (*form.factors(open), open))
             shown["dimension_numbers"] = dimension_numbers(lhs, rhs, result)
-        return policy(form.family.twin, *avals[:2], **shown)
+        return policy(form.family.lax_primitive, *avals[:2], **shown)
 
     return saveable
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import jax
 from jax.export import DisabledSafetyCheck
 
+from jaxext._messages import format_value
 from jaxext._target import use_target
-from jaxext._told import told
 from jaxext.backends.cuda import cuda_binding
 from jaxext.core.family import families
 
@@ -72,7 +72,7 @@ def lower_for(fun: Callable, *, arch: str | None) -> Callable[..., jax.stages.Lo
       ValueError: `arch` is not the name of a compute capability, or there is no GPU of it.
     """
     if not callable(fun):
-        raise TypeError(f"lower_for: fun is {told(fun)}, want the function itself: lower_for(fun, arch=...)(*args)")
+        raise TypeError(f"lower_for: fun is {format_value(fun)}, want the function itself: lower_for(fun, arch=...)(*args)")
     jitted, target = fun if hasattr(fun, "trace") else jax.jit(fun), use_target(arch)
 
     @functools.wraps(fun)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import parallel
-from jaxext.tables import in_force, table_file
+from jaxext.tables import active, table_file
 from jaxext.tables.table_format import Measurement
 
 
@@ -169,9 +169,9 @@ def tables(folder):
 
     def write(path, *problems):
         measurement = Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 0.0)
-        table_file.write(path, in_force.context("cpu"), {problem: [measurement] for problem in problems})
+        table_file.write(path, active.context("cpu"), {problem: [measurement] for problem in problems})
 
-    with in_force.collecting() as calls, jaxext.use_table(None):
+    with active.collecting() as calls, jaxext.use_table(None):
         refusal(4)
     problem, named, own, first = calls[0].problem, folder / "named.json", table_file.default_path(), jax.process_index() == 0
     if first:

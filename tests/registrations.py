@@ -9,7 +9,7 @@ import jax
 from jaxext import extend
 from jaxext.core.family import families
 from jaxext.core.form import owner
-from jaxext.tables import environment, in_force
+from jaxext.tables import active, environment
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def undone() -> Iterator[None]:
             environment._codes.clear()
             environment._codes.update(codes)
             environment.codes.cache_clear()
-            in_force._tables.clear()
+            active._tables.clear()
         os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it
         if cache is not None:
             os.environ["TRITON_CACHE_DIR"] = cache

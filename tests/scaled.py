@@ -77,7 +77,7 @@ def tangent(form: Form, open: str, operands: dict[str, jax.Array], dot: jax.Arra
 
 def form(tangent=tangent) -> Form:
     """Declared in a context of `registrations.undone`, or for the rest of the process."""
-    family = declare(Family("scaled", twin=lax.dot_general_p, names="scaled"), ScaledTriton(), ScaledXla())
+    family = declare(Family("scaled", lax_primitive=lax.dot_general_p, names="scaled"), ScaledTriton(), ScaledXla())
     return define(
         Form(
             name="scaled",

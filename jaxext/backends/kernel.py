@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.core.call import EXPORTED, Call, Splitter, symbolic_size
+from jaxext.core.call import EXPORTED, Call, Partitioner, symbolic_size
 from jaxext.core.composition import composed
 from jaxext.core.implementation import Algorithm, Implementation, Plan, file_of, files_of, hash_of
 from jaxext.core.precisions import WORDS
@@ -131,7 +131,7 @@ class KernelPlan(Plan):
         return (ZEROS,) if self.call.empty else self.implementation.configs(self.problem)
 
     def not_preferred(self) -> str | None:
-        if self.call.splitter is Splitter.LATER:
+        if self.call.partitioner is Partitioner.LATER:
             return EXPORTED
         return self.implementation.slower(self.call) or self._small() or self._unverified()
 

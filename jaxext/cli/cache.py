@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jaxext.cli.info import check_device
 from jaxext.cli.terminal import Failure, Grid, UsageError, failed, says_json, tell
-from jaxext.tables import environment, in_force, table_file, table_format
+from jaxext.tables import active, environment, table_file, table_format
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def _here(options) -> table_format.Context | None:
         if options.action == "show":
             raise
         return None
-    return in_force.context(environment.default_platform())
+    return active.context(environment.default_platform())
 
 
 def _kept(options, path: pathlib.Path) -> Sequence[table_format.Entry]:

@@ -24,7 +24,7 @@ import jax
 
 import jaxext
 from jaxext._compat import PLATFORMS
-from jaxext._told import counted
+from jaxext._messages import counted
 from jaxext.benchmarks import bench, kernel_table
 from jaxext.cli import cache, diagnose, verify
 from jaxext.cli.arguments import arch, function, takes_function

@@ -13,19 +13,19 @@ import os
 import jax
 
 import jaxext
+from jaxext._messages import PAGES
 from jaxext._target import compute_capability
-from jaxext._told import PAGES
 from jaxext.backends.cuda import cuda_binding
 from jaxext.cli.arguments import shape
 from jaxext.cli.terminal import Failure
-from jaxext.tables import environment, in_force, record
+from jaxext.tables import active, environment, record
 
 
 def facts(arch: str | None) -> dict:
     """All facts.  Implementations are also asked about the GPU `arch`, or about sm_90a if there is no GPU and `arch` is None."""
     here = environment.default_platform()
     targets = [(here, arch if here == "cuda" else None)] + ([] if here == "cuda" else [("cuda", arch or "sm_90a")])
-    table = in_force.in_force_on(here)
+    table = active.active_on(here)
     kinds = collections.Counter((device.platform, device.device_kind) for device in jax.devices())
     return {
         "environment": environment.report(),

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from jaxext._told import counted
+from jaxext._messages import counted
 from jaxext.cli.terminal import Failure, Grid, UsageError, count, show
-from jaxext.tables import environment, in_force, table_file
+from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import Entry
 from jaxext.verify import contact_list, evidence, marks
 from jaxext.verify.cases import Case, listed
@@ -205,7 +205,7 @@ def _store(options, verified: Mapping[str, Any]) -> None:
     if not verified:
         print("Nothing was stored: of no kind of kernels the first case was right.")
         return
-    entry = Entry.of(in_force.context("cuda"), datetime.datetime.now(datetime.UTC).date(), {}, verified=verified)
+    entry = Entry.of(active.context("cuda"), datetime.datetime.now(datetime.UTC).date(), {}, verified=verified)
     right = sum(each.right for each in verified.values())
     try:
         table_file.merge(table_file.record_path(), [entry])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext import _compat
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.kernels.epilogue import ACTIVATIONS
 
 
@@ -62,7 +62,7 @@ _NAMES = {
 }
 
 # The derivative of these at z, from y = activation(z).  The others need z.
-_BY_RESULT: dict[str, Callable[[jax.Array], jax.Array]] = {
+_SLOPES_OF_RESULT: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": lambda y: (y > 0).astype(y.dtype),
     "leaky_relu": lambda y: jnp.where(y >= 0, 1, 0.01).astype(y.dtype),
     "sigmoid": lambda y: y * (1 - y),
@@ -85,10 +85,10 @@ def named(operation: str, activation: Any) -> tuple[Activation, Callable[[jax.Ar
     if isinstance(activation, str):
         activation = _ALIASES.get(activation, activation)
         if activation not in FUNCTIONS:
-            raise ValueError(f"{operation}: activation is {told(activation)}, {wanted}")
+            raise ValueError(f"{operation}: activation is {format_value(activation)}, {wanted}")
         return activation, None
     if not callable(activation):
-        raise TypeError(f"{operation}: activation is {told(activation)}, {wanted}")
+        raise TypeError(f"{operation}: activation is {format_value(activation)}, {wanted}")
     function: Any = activation
     name = next((name for other, name in _NAMES.items() if other is function), None)
     return name, function if name is None else None
@@ -98,14 +98,14 @@ def apply(activation: Activation, z: jax.Array) -> jax.Array:
     return z if activation is None else FUNCTIONS[activation](z)
 
 
-def by_result(activation: Activation) -> bool:
+def follows_from_result(activation: Activation) -> bool:
     """Whether the derivative follows from the activation's result."""
-    return activation is None or activation in _BY_RESULT
+    return activation is None or activation in _SLOPES_OF_RESULT
 
 
 def tangent_by_result(activation: Activation, y: jax.Array, dot: jax.Array) -> jax.Array:
     """The tangent of y = activation(z) for the tangent of z, with the dtype of `dot`."""
-    return dot if activation is None else _BY_RESULT[activation](y.astype(dot.dtype)) * dot
+    return dot if activation is None else _SLOPES_OF_RESULT[activation](y.astype(dot.dtype)) * dot
 
 
 def tangent(function: Callable[[jax.Array], jax.Array], z: jax.Array, dot: jax.Array) -> jax.Array:

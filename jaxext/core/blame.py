@@ -13,12 +13,12 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxext import _compat
-from jaxext._compat import Splitter
+from jaxext._compat import Partitioner
 from jaxext.core.choose import choose, planned
 from jaxext.core.coupling import inner
 from jaxext.core.family import Family
 from jaxext.core.form import owner
-from jaxext.tables import environment, in_force
+from jaxext.tables import active, environment
 
 
 def blame(program: ClosedJaxpr, *args: jax.Array) -> str | None:
@@ -53,11 +53,11 @@ def _wrong(jaxpr: Jaxpr, values: dict) -> Iterator[str]:
 def _compared(eqn, operands, results) -> Iterator[str]:
     form, open = owner[eqn.primitive]
     platform, params = environment.default_platform(), eqn.params
-    device = dict(platform=platform, arch=environment.capability(platform), splitter=Splitter.NOBODY)
+    device = dict(platform=platform, arch=environment.capability(platform), partitioner=Partitioner.NOBODY)
     call = form.call(open, [jax.typeof(x) for x in operands], **device, **params)
     implementations, definition = form.family.implementations, form.family.implementations[-1].name
     name, part = planned(call, params["static"].implementation)
-    chosen = choose(part or call, implementations, name, () if part else in_force.measured(call)).implementation
+    chosen = choose(part or call, implementations, name, () if part else active.measured(call)).implementation
     if chosen in (None, definition):
         return
     wanted = _compat.evaluated(eqn.replace(params={**params, "static": params["static"].replace(implementation=definition)}), *operands)

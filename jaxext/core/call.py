@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxext._compat import Splitter
+from jaxext._compat import Partitioner
 from jaxext.core.static import Static
 from jaxext.core.window import Window
 
@@ -31,7 +31,7 @@ class Call:
     precision: Any  # as lax canonicalises it
     platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
     arch: int | None  # compute capability of the CUDA device times 10, such as 90, if known
-    splitter: Splitter  # who may still split this over devices
+    partitioner: Partitioner  # who may still split this over devices
     device: str = ""  # the name of the CUDA device, such as "NVIDIA H200", if it is here
     further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
     operation: Any = None  # the `Operation`; None if this is a product of a form
@@ -118,7 +118,7 @@ def no_kernel(call: Call, platform: str) -> str | None:
         return symbolic
     if call.platform != platform:
         return f"platform is {call.platform!r}, want {platform!r}"
-    if call.splitter is Splitter.XLA:
+    if call.partitioner is Partitioner.XLA:
         return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
     if call.platform == "cuda" and call.arch is None:
         return (

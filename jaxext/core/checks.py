@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext._told import told
+from jaxext._messages import format_value
 
 
 def given(**optional: Any) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def checked(name: str, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
     """These arguments as arrays of jax.  TypeError for one that is no array."""
     for argument, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
-            raise TypeError(f"{name}: {argument} is {told(x)}, want an array")
+            raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array")
     return {argument: x if isinstance(x, jax.Array) else jnp.asarray(x) for argument, x in arrays.items()}
 
 

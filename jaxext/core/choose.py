@@ -17,12 +17,12 @@ from typing import Any
 import jax
 from jax import lax
 
+from jaxext._messages import format_value
 from jaxext._scope import user_context
-from jaxext._told import told
 from jaxext.core.call import Call
 from jaxext.core.implementation import Implementation, Plan
-from jaxext.core.invariant import Invariant, by_parts, part_of
-from jaxext.tables import in_force
+from jaxext.core.invariant import Invariant, part_of, run_parts
+from jaxext.tables import active
 from jaxext.tables.table_format import Measurement
 
 # False while an implementation is lowered, since these are written in lax.
@@ -48,7 +48,7 @@ class Choice:
         if self.parts is not None:
             part = dataclasses.replace(self, parts=None)
             call, call_of_part = self.parts
-            return lambda operands: by_parts(call, call_of_part, operands, lambda own: part.checked(part.compute(own)))
+            return lambda operands: run_parts(call, call_of_part, operands, lambda own: part.checked(part.compute(own)))
         assert self.plan is not None
         return functools.partial(self.plan.run, self.config)
 
@@ -73,9 +73,9 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
             refusals[implementation.name] = plan
         else:
             plans[implementation.name] = plan
-    preferred = _by_preference(named, plans, refusals)
+    preferred = _preferred_choice(named, plans, refusals)
     counted = _counted(plans, implementations[-1].name, measured)
-    return _by_measurement(counted, preferred, plans, refusals) if counted else preferred
+    return _measured_choice(counted, preferred, plans, refusals) if counted else preferred
 
 
 def planned(call: Call, named: str | Invariant | None) -> tuple[str | None, Call | None]:
@@ -88,7 +88,7 @@ def faster(one: Measurement, other: Measurement) -> bool:
     return one.ms[2] < other.ms[0]
 
 
-def _by_preference(named: str | None, plans: Mapping[str, Plan], refused: Mapping[str, str]) -> Choice:
+def _preferred_choice(named: str | None, plans: Mapping[str, Plan], refused: Mapping[str, str]) -> Choice:
     """The first that is preferred and does not yield; if that is the last, xla, the first that is preferred and yields, if there is one."""
     chosen = second = None
     refusals = dict(refused)
@@ -122,7 +122,7 @@ def _counted(plans: Mapping[str, Plan], last: str, measured: Sequence[Measuremen
     return counted
 
 
-def _by_measurement(
+def _measured_choice(
     counted: Sequence[tuple[Measurement, Any]], preferred: Choice, plans: Mapping[str, Plan], refused: Mapping[str, str]
 ) -> Choice:
     """The preferred candidate if no measurement is faster beyond the noise, else the fastest.
@@ -160,7 +160,7 @@ def chosen(call: Call, implementations: Sequence[Implementation], named: str | I
     """
     with replacing_lax(False):
         name, part = planned(call, named)
-        choice = _usable(part or call, implementations, name, () if part else in_force.measured(call))
+        choice = _usable(part or call, implementations, name, () if part else active.measured(call))
         if choice.plan is None:
             reason = choice.refusals.get(name or "", f"it has only {sorted(choice.refusals)}")
             raise NotImplementedError(f"{call.op}: implementation {name!r} does not support this call: {reason}")
@@ -190,7 +190,7 @@ def checked(plan: Plan, results: Any) -> Any:
     wanted = [(dtype, call.shape_of(slot)) for slot, dtype in call.results.items()]
     got = list(results) if isinstance(results, tuple | list) else [results]
     if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
-        gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else told(y) for y in got)
+        gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else format_value(y) for y in got)
         want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)
         raise TypeError(f"{call.op}: implementation {plan.implementation.name!r} gave {gave}, want {want}")
     return tuple(got) if call.further else got[0]

@@ -48,7 +48,7 @@ def _parameters(call: Call, summed: Callable | None) -> tuple[Static, bool]:
 def _product(call: Call, named: str | None, summed: Callable | None) -> Callable[..., jax.Array]:
     """The product of a form on this device, by the implementation that is `named`."""
     all_axes = {axis for axes in call.axes.values() for axis in axes}
-    device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
+    device = dict(platform=call.platform, arch=call.arch, partitioner=call.partitioner)
 
     def product(form, open, operands, static: Static):
         names = form.operands(open)

@@ -21,7 +21,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core import activation as _activation
 from jaxext.core import partition
 from jaxext.core.checks import refuse_kinds
@@ -174,19 +174,21 @@ def operation(
         if "scale" in added or gated:
             return (PREACTIVATION,)
         return (
-            () if options.activation is None or _activation.by_result(options.activation) and "residual" not in added else (PREACTIVATION,)
+            ()
+            if options.activation is None or _activation.follows_from_result(options.activation) and "residual" not in added
+            else (PREACTIVATION,)
         )
 
-    def with_gates(labels):
+    def add_gates(labels):
         return tuple(label for each in labels for label in ((GATES, each) if each == "N" and gated else (each,)))
 
     first, second = form.factors(open)
     return Operation(
         name=name,
-        inputs={first: form.slots[first], second: with_gates(form.slots[second])}
+        inputs={first: form.slots[first], second: add_gates(form.slots[second])}
         | added
         | {name: companion.labels for name, companion in form.companions.items()},
-        results={open: form.slots[open], PREACTIVATION: with_gates(form.slots[open])},
+        results={open: form.slots[open], PREACTIVATION: add_gates(form.slots[open])},
         composition=functools.partial(composition, groups),
         tangents=functools.partial(tangents, groups),
         family=family,
@@ -208,7 +210,7 @@ def applied(
     if function is None:
         return z
     if not jnp.issubdtype(z.dtype, jnp.inexact):
-        raise TypeError(f"{name}: the result is {z.dtype} and activation is {told(function)}, want None for a result of integers")
+        raise TypeError(f"{name}: the result is {z.dtype} and activation is {format_value(function)}, want None for a result of integers")
     refuse_kinds(name, added, z.dtype)
 
     def epilogue(z):
@@ -217,8 +219,8 @@ def applied(
         y = function(into)
         if not isinstance(y, jax.Array) or y.shape != into.shape or y.dtype not in (into.dtype, z.dtype):
             of_numpy = " of numpy" if isinstance(y, np.ndarray) else ""
-            wanted = f"want {told(into)}: an elementwise function of jax"
-            raise TypeError(f"{name}: activation is {told(function)}, which gives {told(y)}{of_numpy}, {wanted}")
+            wanted = f"want {format_value(into)}: an elementwise function of jax"
+            raise TypeError(f"{name}: activation is {format_value(function)}, which gives {format_value(y)}{of_numpy}, {wanted}")
         y = _cast(wide.dtype, y)
         return _cast(z.dtype, then(y if up is None else y * up, **added))
 

@@ -13,7 +13,7 @@ import jax
 from jax.extend.core import Primitive
 
 from jaxext.core.implementation import Implementation
-from jaxext.tables import in_force
+from jaxext.tables import active
 
 # All families, by name.
 families: dict[str, Family] = {}
@@ -31,12 +31,13 @@ class Family:
 
     Attributes:
       name: the family's name for `jaxext.extend.register`.
-      twin: lax's primitive for the same product, if there is one.  Policies of `jax.checkpoint` see this primitive.
-      namesake: lax's primitive of the same name, if policies do not know it and see another twin.  `bind` computes it.
-      read: computes an equation of `twin` as a product of the family, from its operands, its parameters, the dtype of its result and the
-        name of an implementation.  None if equations of `twin` are not replaced.
+      lax_primitive: lax's primitive for the same product, if there is one.  Policies of `jax.checkpoint` see this primitive.
+      namesake: lax's primitive of the same name, if policies do not know it and see another one.  `bind` computes it.
+      read: computes an equation of `lax_primitive` as a product of the family, from its operands, its parameters, the dtype of its result
+        and the name of an implementation.  None if equations of `lax_primitive` are not replaced.
       bind: computes a call of `replaced` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
-      said: `said(open, ranks)` gives the parameters of `twin` that tell which axes are what.  None: by the labels, `dimension_numbers`.
+      said: `said(open, ranks)` gives the parameters of `lax_primitive` that tell which axes are what.  None: `dimension_numbers`, by the
+        labels.
       names: a pattern of the names of its forms, reserved for them.
       weights: the slot that all rows of a result share.  None: there is none, so `use_invariant` refuses the family.
       letters: slot -> label -> the letter in `explain`, if it differs from the label.
@@ -45,7 +46,7 @@ class Family:
     """
 
     name: str
-    twin: Primitive | None
+    lax_primitive: Primitive | None
     names: str
     namesake: Primitive | None = None
     read: Callable[..., jax.Array] | None = None
@@ -59,7 +60,7 @@ class Family:
     @property
     def replaced(self) -> Primitive | None:
         """lax's primitive whose calls become the family's inside `in_place_of_lax`."""
-        return self.twin if self.read is not None else self.namesake
+        return self.lax_primitive if self.read is not None else self.namesake
 
     @property
     def names_of_implementations(self) -> list[str]:
@@ -69,8 +70,8 @@ class Family:
 def declare(family: Family, *implementations: Implementation) -> Family:
     """Register a family with its implementations, in order of preference, and return it."""
     families[family.name] = family
-    if family.read is not None and family.twin is not None:
-        readers[family.twin] = family.read
+    if family.read is not None and family.lax_primitive is not None:
+        readers[family.lax_primitive] = family.read
     for implementation in reversed(implementations):
         register(family, implementation)
     return family
@@ -88,11 +89,11 @@ def register(family: Family, implementation: Implementation) -> None:
     """
     names = family.names_of_implementations
     if implementation.name not in names:
-        in_force.add_code(implementation.name, implementation.code)
+        active.add_code(implementation.name, implementation.code)
         family.implementations.insert(0, implementation)
     else:
         at = names.index(implementation.name)
-        in_force.add_code(implementation.name, implementation.code, instead_of=family.implementations[at].code)
+        active.add_code(implementation.name, implementation.code, instead_of=family.implementations[at].code)
         family.implementations[at] = implementation
     if in_use & {family, families.get(family.name.removesuffix("_backward"))}:
         jax.clear_caches()

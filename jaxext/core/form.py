@@ -96,7 +96,7 @@ class Form(Labelled):
         having = {label: {name for name, labels in self.labels.items() if label in labels} for label in free}
         return min((label for label in having if having[label] >= {*mapped, open}), key=lambda label: len(having[label]))
 
-    def call(self, open, avals, *, static, wanted=(), platform, arch, splitter) -> Call:
+    def call(self, open, avals, *, static, wanted=(), platform, arch, partitioner) -> Call:
         sizes = self.sizes(open, [aval.shape for aval in avals], static.ranks, static.window)
         return Call(
             op=self.op(open),
@@ -112,7 +112,7 @@ class Form(Labelled):
             platform=platform,
             arch=arch,
             device=_compat.device_kind(platform),
-            splitter=splitter,
+            partitioner=partitioner,
             rows=self.rows(open),
         )
 
@@ -176,7 +176,7 @@ def _transpose_rule(form, open, ct, *args, static):
     if type(ct) is ad.Zero:
         return [ad.Zero(linear) if name == slot else None for name in form.operands(open)]
     (factor,) = (x for name, x in operands.items() if name not in form.companions)
-    static = static.replace(dtypes=(linear.dtype,), out_sharding=partition.of_cotangent(linear, ct, factor))
+    static = static.replace(dtypes=(linear.dtype,), out_sharding=partition.cotangent_sharding(linear, ct, factor))
     cotangent = form.bind(slot, {open: ct, **operands}, static)
     return [cotangent if name == slot else None for name in form.operands(open)]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 
-from jaxext._compat import Splitter
-from jaxext._told import told
+from jaxext._compat import Partitioner
+from jaxext._messages import format_value
 from jaxext.core.call import EXPORTED, Call
-from jaxext.core.precisions import by_xla
+from jaxext.core.precisions import xla_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Implementation:
         jax exports a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
         `disabled_checks`; `jaxext.export.disabled_checks()` returns those of all `custom_calls`.
         """
-        return EXPORTED if call.splitter is Splitter.LATER else None
+        return EXPORTED if call.partitioner is Partitioner.LATER else None
 
     def candidates(self, call: Call) -> Sequence[Any]:
         """The configs for a supported call, those expected to be fastest first: one or more frozen dataclasses of int, str and bool."""
@@ -118,7 +118,7 @@ class Implementation:
         """
         if self.version is not None:
             if not isinstance(self.version, str) or not self.version.isprintable() or not 0 < len(self.version) <= 100:
-                raise ValueError(f"register: {self.name} has the version {told(self.version)}, want a word")
+                raise ValueError(f"register: {self.name} has the version {format_value(self.version)}, want a word")
             return self.version
         try:
             return hash_of([file_of(type(self))])
@@ -129,14 +129,18 @@ class Implementation:
         """The answer of `refuses` or `not_preferred`, with its type checked."""
         reason = getattr(self, method)(call)
         if reason is not None and not (isinstance(reason, str) and reason):
-            raise TypeError(f"{call.op}: `{method}` of implementation {self.name!r} gave {told(reason)}, want the reason, a str, or None")
+            raise TypeError(
+                f"{call.op}: `{method}` of implementation {self.name!r} gave {format_value(reason)}, want the reason, a str, or None"
+            )
         return reason
 
     def planned(self, call: Call) -> Plan | str:
         """The answer of `plan`, with its type checked."""
         plan = self.plan(call)
         if not isinstance(plan, Plan) and not (isinstance(plan, str) and plan):
-            raise TypeError(f"{call.op}: `plan` of implementation {self.name!r} gave {told(plan)}, want a Plan, or a str that says why not")
+            raise TypeError(
+                f"{call.op}: `plan` of implementation {self.name!r} gave {format_value(plan)}, want a Plan, or a str that says why not"
+            )
         return plan
 
 
@@ -150,7 +154,7 @@ class Definition(Implementation):
         return None
 
     def multiplies(self, call: Call) -> str:
-        return by_xla(call)
+        return xla_bits(call)
 
 
 class Plan:
@@ -172,7 +176,7 @@ class Plan:
         if not isinstance(found, Sequence) or not found or not all(map(_is_config, found)):
             wanted = "one or more frozen dataclasses of whole numbers, words and truth values"
             raise TypeError(
-                f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} gave {told(found)}, want {wanted}"
+                f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} gave {format_value(found)}, want {wanted}"
             )
         return found
 

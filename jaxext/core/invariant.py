@@ -62,7 +62,7 @@ def part_of(call: Call, name: str | None) -> Call | None:
     )
 
 
-def by_parts(call: Call, part: Call, operands: Mapping[str, jax.Array], compute: Callable[[Mapping[str, jax.Array]], Any]) -> Any:
+def run_parts(call: Call, part: Call, operands: Mapping[str, jax.Array], compute: Callable[[Mapping[str, jax.Array]], Any]) -> Any:
     """The result of a call, or a tuple if it has several, part after part.
 
     The compiler does not know the number of parts, so it makes the same code for all numbers.

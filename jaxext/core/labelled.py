@@ -64,7 +64,7 @@ class Labelled(abc.ABC):
         wanted: Sequence[str] = (),
         platform: str,
         arch: int | None,
-        splitter: _compat.Splitter,
+        partitioner: _compat.Partitioner,
     ) -> Call:
         """The `Call` of one device, from the shapes and dtypes of its operands and the parameters of the primitive."""
 

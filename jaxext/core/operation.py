@@ -141,10 +141,10 @@ class Operation(Labelled):
 
     def bind(self, operands: Mapping[str, jax.Array], static: Static, *, wanted: Sequence[str]) -> dict[str, jax.Array]:
         """The wanted results, by name."""
-        args = primitive.prepare(self, *partition.on_one_mesh([operands[name] for name in self.inputs]))
+        args = primitive.prepare(self, *partition.place_on_one_mesh([operands[name] for name in self.inputs]))
         return dict(zip(wanted, self.primitive.bind(*args, wanted=tuple(wanted), static=static), strict=True))
 
-    def call(self, open, avals, *, static, wanted=(), platform, arch, splitter) -> Call:
+    def call(self, open, avals, *, static, wanted=(), platform, arch, partitioner) -> Call:
         ranks = static.ranks
         extents = self.sizes(open, [aval.shape for aval in avals], ranks, static.window)
         dtypes = dict(zip(self.results, static.dtypes, strict=True))
@@ -165,7 +165,7 @@ class Operation(Labelled):
             platform=platform,
             arch=arch,
             device=_compat.device_kind(platform),
-            splitter=splitter,
+            partitioner=partitioner,
             operation=self,
             static=static.options,
             parameters=static,

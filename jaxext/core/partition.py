@@ -31,7 +31,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext._compat import Splitter
+from jaxext._compat import Partitioner
 
 Spec = tuple  # one entry per axis of an array: None, a mesh axis, or several
 
@@ -66,7 +66,7 @@ def explicit(aval) -> NamedSharding | None:
     return aval.sharding if not mesh.empty and AxisType.Explicit in mesh.axis_types else None
 
 
-def of_cotangent(linear, *operands) -> NamedSharding | None:
+def cotangent_sharding(linear, *operands) -> NamedSharding | None:
     """The sharding in the type of a cotangent: that of the linear operand, or replicated if only the linear operand is on no mesh."""
     if not linear.sharding.mesh.empty:
         return explicit(linear)
@@ -87,7 +87,7 @@ def renamed(sharding: NamedSharding, axes: Sequence[str], others: Sequence[str])
     return NamedSharding(sharding.mesh, P(*(specs.get(axis) for axis in others)))
 
 
-def on_one_mesh(args: Sequence[jax.Array]) -> list[jax.Array]:
+def place_on_one_mesh(args: Sequence[jax.Array]) -> list[jax.Array]:
     """The arrays, with those on no mesh replicated over that of the others, if it has explicit axes."""
     mesh = next((s.mesh for s in map(explicit, map(jax.typeof, args)) if s is not None), None)
     if mesh is None:
@@ -112,7 +112,7 @@ def broadcast_like(x: jax.Array, other: jax.Array) -> jax.Array:
 
 def broadcast_together(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
     """x, broadcast to the shape of another array of the same rank, and that one: both split like it, and like x along the other axes."""
-    x, other = on_one_mesh((x, other))
+    x, other = place_on_one_mesh((x, other))
     sharding, own = (explicit(jax.typeof(each)) for each in (other, x))
     if sharding is not None and own is not None:
         axes = [str(at) for at in range(x.ndim)]
@@ -143,13 +143,13 @@ def split(
     known_as: Mapping[str, str],
     local: Callable,
     names: Names,
-    splitter: Splitter,
+    partitioner: Partitioner,
     platform: str,
     out_sharding: NamedSharding | None,
     *args: jax.Array,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Return a function of `args` that computes `local(splitter, summed, part, *args)`, which gives all results, on devices among which
-    `args` are split as `splitter` says (`_compat.lowered_by`).
+    `args` are split as `partitioner` says (`_compat.lowered_by`).
 
     `summed(y, axes)` adds partial sums over the devices that split a label that is not in `axes`, those of y; it is None if every result
     has all split labels.  `part(axis, size)` tells which elements of an axis of `size` this device has: the first one, and how many; it
@@ -158,15 +158,15 @@ def split(
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
-        return functools.partial(_by_types, local, names, platform, out_sharding)
-    if splitter is Splitter.LABELS:
-        return functools.partial(_by_labels, itself, known_as, local, names)
-    return functools.partial(_constrained(local, names, splitter), splitter, None, _part({}, None))
+        return functools.partial(_split_by_types, local, names, platform, out_sharding)
+    if partitioner is Partitioner.LABELS:
+        return functools.partial(_split_by_labels, itself, known_as, local, names)
+    return functools.partial(_constrained(local, names, partitioner), partitioner, None, _part({}, None))
 
 
-def _constrained(local, names, splitter):
+def _constrained(local, names, partitioner):
     """`local` for a program that XLA's partitioner may split, with constraints on the axes that it must not split."""
-    if splitter is Splitter.NOBODY:
+    if partitioner is Partitioner.NOBODY:
         return local
 
     def unsplit(arrays, axes, forwards=False):
@@ -178,8 +178,8 @@ def _constrained(local, names, splitter):
     in_results = {axis for each in names.results for axis in each}
     forwards = bool(shared & in_results and shared - in_results)
 
-    def run(splitter, summed, part, *args):
-        return tuple(unsplit(local(splitter, summed, part, *unsplit(args, names.operands)), names.results, forwards))
+    def run(partitioner, summed, part, *args):
+        return tuple(unsplit(local(partitioner, summed, part, *unsplit(args, names.operands)), names.results, forwards))
 
     return run
 
@@ -256,7 +256,7 @@ def _part(assigned: dict[str, tuple[str, ...]], mesh) -> Callable[[str, int], tu
     return part
 
 
-def _by_labels(itself, known_as, local, names, *args):
+def _split_by_labels(itself, known_as, local, names, *args):
     """jit over automatic axes: Shardy propagates shardings by the labels, then calls `partition` with the result.
 
     custom_partitioning wraps the product itself, not an implementation: only its shape is needed, and custom_partitioning accepts no
@@ -276,7 +276,7 @@ def _by_labels(itself, known_as, local, names, *args):
         assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
         shardings = [tuple(NamedSharding(mesh, _place(axes, assigned)) for axes in arrays) for arrays in (names.results, names.operands)]
         avals = [ShapedArray(s.shard_shape(y.shape), y.dtype) for s, y in zip(shardings[0], result_shapes, strict=True)]
-        of_part = functools.partial(local, Splitter.LABELS, _summed(names, assigned), _part(assigned, mesh))
+        of_part = functools.partial(local, Partitioner.LABELS, _summed(names, assigned), _part(assigned, mesh))
         return mesh, functools.partial(_compat.lowered_within, settings, of_part, avals), *shardings
 
     product = custom_partitioning(itself)
@@ -285,7 +285,7 @@ def _by_labels(itself, known_as, local, names, *args):
         return product(*args)
 
 
-def _by_types(local, names, platform, out_sharding, *args):
+def _split_by_types(local, names, platform, out_sharding, *args):
     """Explicit mesh: the types give the shardings of the operands, so the program is a shard_map over the explicit axes.
 
     If two labels want the same mesh axis (a batch and a filter both sharded over "data"), the label that stays sharded in the result gets
@@ -302,9 +302,9 @@ def _by_types(local, names, platform, out_sharding, *args):
         specs = [*_agreed(specs, names.results[0], tuple(out_sharding.spec)), *specs]
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
-    splitter = Splitter.XLA if any(n > 1 for n in automatic) else Splitter.NOBODY
+    partitioner = Partitioner.XLA if any(n > 1 for n in automatic) else Partitioner.NOBODY
     results = jax.shard_map(
-        functools.partial(_constrained(local, names, splitter), splitter, _summed(names, assigned, wide), _part(assigned, mesh)),
+        functools.partial(_constrained(local, names, partitioner), partitioner, _summed(names, assigned, wide), _part(assigned, mesh)),
         mesh=mesh,
         in_specs=tuple(_place(axes, assigned) for axes in names.operands),
         out_specs=tuple(_place(axes, assigned) for axes in names.results),

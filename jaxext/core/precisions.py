@@ -30,7 +30,7 @@ _LEVELS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 _ON_TPUS = ("bf16", "bf16x3", "bf16x6")
 
 
-def by_xla(call: Call) -> str:
+def xla_bits(call: Call) -> str:
     """How XLA multiplies float32 numbers, if that is known and not in float32; "allowed" where it may choose.
 
     The levels of `lax.Precision` are told by its documentation.  Of two levels the higher holds.

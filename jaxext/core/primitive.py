@@ -19,7 +19,7 @@ from jaxext.core.choose import chosen, replacing_lax
 from jaxext.core.family import in_use
 from jaxext.core.labelled import Labelled
 from jaxext.core.static import Static
-from jaxext.tables import in_force, record
+from jaxext.tables import active, record
 
 # The form and the open slot of each primitive, or the operation and its first result, to interpret jaxprs.
 owner: dict[Primitive, tuple[Any, str]] = {}
@@ -60,19 +60,19 @@ def _sharding_rule(labelled, open, *avals, static: Static, result=None, **_):
     return labelled.sharding(result, avals, ranks, static.out_sharding, labelled.unsplit_axes(ranks), labelled.gathered)
 
 
-def _lower(labelled, open, platform, arch, splitter, *args, static: Static, wanted: tuple[str, ...] | None = None):
+def _lower(labelled, open, platform, arch, partitioner, *args, static: Static, wanted: tuple[str, ...] | None = None):
     """Lower to the chosen implementation on one device's part of the operands, inside a program that splits them over devices."""
     names, results, primitive = labelled.operands(open), wanted or (open,), labelled.primitives[open]
     sizes = labelled.sizes(open, [x.shape for x in args], static.ranks, static.window)
     params = dict(static=static) if wanted is None else dict(static=static, wanted=wanted)
 
-    def local(splitter, summed, part, *args):
+    def local(partitioner, summed, part, *args):
         operands = labelled.local_operands(dict(zip(names, args, strict=True)), part, sizes)
         split = {axis for axis in sizes if part(axis, sizes[axis]) is not None}
         unfused = labelled.unfused(static.options, split, summed)
         if unfused is None or not labelled.factors(open):  # else the sum varies over fewer manual axes than its factors, as a bias may
             operands = dict(zip(names, _compat.align_varying(*operands.values()), strict=True))
-        device = dict(platform=platform, arch=arch, splitter=splitter)
+        device = dict(platform=platform, arch=arch, partitioner=partitioner)
         of_part = static if unfused is None else static.replace(options=unfused)
         call = labelled.call(open, list(operands.values()), static=of_part, wanted=results, **device)
         if unfused is not None:
@@ -88,22 +88,22 @@ def _lower(labelled, open, platform, arch, splitter, *args, static: Static, want
         results=tuple(labelled.axes(name, static.ranks) for name in results),
         whole=(*labelled.unsplit_axes(static.ranks), *labelled.uncut.values()),
     )
-    metadata = _metadata(splitter, platform, primitive, dict(zip(names, args, strict=True)), params, labelled.family)
+    metadata = _metadata(partitioner, platform, primitive, dict(zip(names, args, strict=True)), params, labelled.family)
 
     def itself(*args):
         ys = primitive.bind(*args, **params)
         return tuple(ys) if wanted else (ys,)
 
-    ys = partition.split(itself, metadata, local, axes, splitter, platform, static.out_sharding, *args)(*args)
+    ys = partition.split(itself, metadata, local, axes, partitioner, platform, static.out_sharding, *args)(*args)
     return ys if wanted else ys[0]
 
 
-def _metadata(splitter, platform, primitive, operands, params, family) -> dict[str, str]:
+def _metadata(partitioner, platform, primitive, operands, params, family) -> dict[str, str]:
     """Return metadata that identify an operation on these operands to XLA's partitioner: those with equal metadata share a callback."""
-    if splitter is not _compat.Splitter.LABELS:
+    if partitioner is not _compat.Partitioner.LABELS:
         return {}
     implementations = family.implementations
-    code = in_force.known_as(platform, [each.name for each in implementations]) + record.known_as(compute_capability(platform))
+    code = active.known_as(platform, [each.name for each in implementations]) + record.known_as(compute_capability(platform))
     arrays = ", ".join(f"{name} {x.dtype}{[*x.shape]}" for name, x in operands.items())
     operation = f"{primitive} of {arrays} {params} {code}"
     # If `version` is None, a user's implementation is identified only by a hash of its class's file.

@@ -18,15 +18,15 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core.blame import attach
-from jaxext.core.by_reference import Declaration
 from jaxext.core.call import Call, no_kernel
 from jaxext.core.family import Family, declare, families, names_of_implementations
 from jaxext.core.family import register as _register
 from jaxext.core.form import Form, owner
 from jaxext.core.form import define as _define
 from jaxext.core.implementation import Algorithm, Implementation, Plan
+from jaxext.core.reference import Declaration
 from jaxext.extend import declarations
 from jaxext.extend.callables import Bilinear, Declared
 from jaxext.ops import conv, matmul
@@ -63,11 +63,11 @@ def define(name: str, /, **slots: str) -> Bilinear:
       >>> jax.jit(jax.vmap(lambda u, v: outer(u, v, B=0, K=0)))(jnp.ones((4, 2)), jnp.ones((4, 3))).shape
       (4, 2, 3)
     """
-    labels = declarations.of_form(name, slots)
+    labels = declarations.form_labels(name, slots)
     if name in _defined and _defined[name].slots == labels and list(_defined[name].slots) == list(labels):
         return Bilinear(_defined[name])
     declarations.refuse_name("define", name, (name, *(f"{name}_{slot}" for slot in labels)), _reserved())
-    family = Family(name, twin=lax.dot_general_p, names=name)
+    family = Family(name, lax_primitive=lax.dot_general_p, names=name)
     form = Form(name=name, slots=labels, roles={slot: slot for slot in labels}, window=(), family=family)
     declarations.refuse_where_vmap_cannot_map(form)
     declare(family, XlaMatmul())
@@ -130,7 +130,7 @@ def operation(
     if not (former and replace):
         cure = ", or `replace=True`, which compiles all programs anew" if former else ""
         declarations.refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"), _reserved(), cure)
-    inputs, outputs, further, fixed, kept, believed = declarations.of_operation(
+    inputs, outputs, further, fixed, kept, believed = declarations.operation_labels(
         name, operands, results, saved or {}, whole=whole, independent=independent, constant=constant
     )
     declarations.refuse_reference(name, reference, list(inputs))
@@ -197,17 +197,23 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
       ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
     """
     if not isinstance(implementation, Implementation):
-        raise TypeError(f"register: implementation is {told(implementation)}, want an instance of a class derived from Implementation")
+        raise TypeError(
+            f"register: implementation is {format_value(implementation)}, want an instance of a class derived from Implementation"
+        )
     if not isinstance(operation, Bilinear | Declared) and operation not in list(_OWN):
-        raise ValueError(f"register: operation is {told(operation)}, want one of {list(_OWN)}, or what define or operation returned")
+        raise ValueError(
+            f"register: operation is {format_value(operation)}, want one of {list(_OWN)}, or what define or operation returned"
+        )
     family = _family(operation)
     name = getattr(implementation, "name", None)
     if not isinstance(name, str) or not name.isidentifier() or name in _OWN_NAMES:
-        raise ValueError(f"register: the implementation's name is {told(name)}, want an identifier, and none of {sorted(_OWN_NAMES)}")
+        raise ValueError(
+            f"register: the implementation's name is {format_value(name)}, want an identifier, and none of {sorted(_OWN_NAMES)}"
+        )
     if name in family.names_of_implementations and not replace:
         raise ValueError(
-            f"register: {family.name} has an implementation {told(name)} already, want another name, or `replace=True`, which compiles all"
-            " programs anew"
+            f"register: {family.name} has an implementation {format_value(name)} already, want another name, or `replace=True`, which"
+            " compiles all programs anew"
         )
     declarations.refuse_implementation(implementation)
     _register(family, implementation)

@@ -16,11 +16,11 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext.core.by_reference import Declaration
 from jaxext.core.form import Form, dimension_numbers
+from jaxext.core.reference import Declaration
 from jaxext.core.static import Static
 from jaxext.extend import declarations
-from jaxext.lax.dispatch import as_dot_general_says, named, sharding_in_types
+from jaxext.lax.dispatch import dot_general_params, named, sharding_in_types
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -85,7 +85,7 @@ class Bilinear:
             dtype = jnp.result_type(first, second)
             operands = {slot: jnp.asarray(x, dtype) for slot, x in operands.items()}
         axes = [form.axes(slot, rank) for slot in form.slots]
-        said = as_dot_general_says(operands.values(), dimension_numbers(*axes), precision, preferred_element_type)
+        said = dot_general_params(operands.values(), dimension_numbers(*axes), precision, preferred_element_type)
         sharding = sharding_in_types(form.name, out_sharding, len(axes[-1]))
         return form.bind(list(form.slots)[-1], operands, Static(ranks=rank, implementation=by, out_sharding=sharding, **said))
 

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxext._told import told
-from jaxext.core.by_reference import Declaration, Keywords
+from jaxext._messages import format_value
 from jaxext.core.family import families
 from jaxext.core.form import Form, owner
 from jaxext.core.implementation import Implementation
 from jaxext.core.labelled import Labelled
+from jaxext.core.reference import Declaration, Keywords
 
 Labels = tuple[str, ...]
 
@@ -35,16 +35,18 @@ def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: I
     taken = {*families, *(primitive.name for primitive in owner)}
     for each in primitives if isinstance(name, str) else [name]:
         if not isinstance(each, str):
-            raise TypeError(f"{function}: the name is {told(name)}, want a str")
+            raise TypeError(f"{function}: the name is {format_value(name)}, want a str")
         if not each.isidentifier() or each in taken or any(re.fullmatch(pattern, each) for pattern in reserved):
-            raise ValueError(f"{function}: the name is {told(name)}, want an identifier, and {each!r} to be no other operation's{cure}")
+            raise ValueError(
+                f"{function}: the name is {format_value(name)}, want an identifier, and {each!r} to be no other operation's{cure}"
+            )
 
 
-def of_form(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
+def form_labels(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
     """The labels of each slot of a bilinear operation."""
     for what, text in {"the name": name, **slots}.items():
         if not isinstance(text, str):
-            raise TypeError(f"define: {what} is {told(text)}, want a str")
+            raise TypeError(f"define: {what} is {format_value(text)}, want a str")
     if len(slots) != 3:
         more = "; `extend.operation` declares an operation of another number of operands or results, by a reference in jnp"
         raise ValueError(f"define: {name} has the slots {list(slots)}, want three: two operands and the result{more}")
@@ -67,7 +69,7 @@ def refuse_where_vmap_cannot_map(form: Form) -> None:
             )
 
 
-def of_operation(
+def operation_labels(
     name: str, operands: Mapping[str, str], results: Mapping[str, str], saved: Mapping[str, str], **words: str
 ) -> tuple[dict[str, Labels], dict[str, Labels], dict[str, Labels], Labels, Labels, Labels]:
     """The labels of operands, results and saved results, the names that are constant, the labels that are not independent, and those that
@@ -75,10 +77,10 @@ def of_operation(
     given = dict(operands=operands, results=results, saved=saved)
     for what, arrays in given.items():
         if not isinstance(arrays, Mapping):
-            raise TypeError(f"operation: {what} of {name} is {told(arrays)}, want a dict of names and labels")
+            raise TypeError(f"operation: {what} of {name} is {format_value(arrays)}, want a dict of names and labels")
     for what, text in words.items():
         if not isinstance(text, str):
-            raise TypeError(f"operation: {what} of {name} is {told(text)}, want a str")
+            raise TypeError(f"operation: {what} of {name} is {format_value(text)}, want a str")
     for what in ("operands", "results"):
         if not given[what]:
             raise ValueError(f"operation: {name} has no {what}, want at least one")
@@ -91,7 +93,7 @@ def of_operation(
     for what, given_labels in (("whole", whole), ("independent", independent)):
         for label in given_labels:
             if label not in everywhere:
-                raise ValueError(f"operation: {what} has {told(label)}, {name} has the labels {list(everywhere)}")
+                raise ValueError(f"operation: {what} has {format_value(label)}, {name} has the labels {list(everywhere)}")
     for each in constant:
         if each not in labels:
             raise ValueError(f"operation: constant has {each!r}, {name} has the operands and results {list(labels)}")
@@ -113,7 +115,7 @@ def of_operation(
 def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None:
     """Raise if a reference is no function, takes operands of these names in another order, or has keywords that calls use themselves."""
     if not callable(reference):
-        raise TypeError(f"operation: the reference of {name} is {told(reference)}, want a function")
+        raise TypeError(f"operation: the reference of {name} is {format_value(reference)}, want a function")
     try:
         parameters = inspect.signature(reference).parameters.values()
     except ValueError:  # it tells none
@@ -131,11 +133,13 @@ def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None
 def _words(function: str, name: str, array: str, text: str) -> Labels:
     """The labels of an array."""
     if not isinstance(text, str):
-        raise TypeError(f"{function}: {array} of {name} is {told(text)}, want a str")
+        raise TypeError(f"{function}: {array} of {name} is {format_value(text)}, want a str")
     words = tuple(text.split())
     for label in words:
         if not re.fullmatch("[A-Z][A-Za-z]*", label) or words.count(label) > 1:
-            raise ValueError(f"{function}: {array} of {name} is {told(text)}, want different words of letters that begin with a capital")
+            raise ValueError(
+                f"{function}: {array} of {name} is {format_value(text)}, want different words of letters that begin with a capital"
+            )
     return words
 
 
@@ -151,11 +155,11 @@ def refuse_implementation(implementation: Implementation) -> None:
                 raise TypeError(f"register: {name} has no method `{method}`, want it, or `plan`")
     targets = implementation.custom_calls
     if isinstance(targets, str) or not all(isinstance(target, str) for target in targets):
-        raise TypeError(f"register: custom_calls of {name} is {told(targets)}, want a sequence of str")
+        raise TypeError(f"register: custom_calls of {name} is {format_value(targets)}, want a sequence of str")
     if not isinstance(implementation.rows_by_config, bool):
-        raise TypeError(f"register: rows_by_config of {name} is {told(implementation.rows_by_config)}, want a bool")
+        raise TypeError(f"register: rows_by_config of {name} is {format_value(implementation.rows_by_config)}, want a bool")
     if (value := _traced([vars(implementation), *map(vars, cls.__mro__)], set())) is not None:
-        raise TypeError(f"register: {name} closes over {told(value)}, a traced value, want it as an operand, which has derivatives")
+        raise TypeError(f"register: {name} closes over {format_value(value)}, a traced value, want it as an operand, which has derivatives")
     implementation.code("cpu")  # raises now if there is none
 
 
@@ -184,12 +188,12 @@ def _traced(x: Any, seen: set[int]) -> Tracer | None:
 def ranks(form: Labelled, given: Mapping[str, int]) -> tuple[int, ...]:
     """The number of axes of each label, 1 unless it is given."""
     if not isinstance(given, Mapping):
-        raise TypeError(f"{form.name}: ranks is {told(given)}, want a dict of labels and numbers of axes")
+        raise TypeError(f"{form.name}: ranks is {format_value(given)}, want a dict of labels and numbers of axes")
     for label, rank in given.items():
         if label not in form.free:
-            raise ValueError(f"{form.name}: there is no label {told(label)}, want one of {list(form.free)}")
+            raise ValueError(f"{form.name}: there is no label {format_value(label)}, want one of {list(form.free)}")
         if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or rank < 0:
-            raise ValueError(f"{form.name}: label {label} has the rank {told(rank)}, want a number of axes")
+            raise ValueError(f"{form.name}: label {label} has the rank {format_value(rank)}, want a number of axes")
     return tuple(int(given.get(label, 1)) for label in form.free)
 
 
@@ -199,7 +203,7 @@ def operands(form: Labelled, arrays: Mapping[str, Any], ranks: Sequence[int]) ->
     sizes: dict[str, tuple[str, Any]] = {}
     for slot, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic):
-            raise TypeError(f"{form.name}: {slot} is {told(x)}, want an array")
+            raise TypeError(f"{form.name}: {slot} is {format_value(x)}, want an array")
         axes = form.axes(slot, ranks)
         if x.ndim != len(axes):
             wanted = " ".join(label if rank[label] == 1 else f"{label}={rank[label]}" for label in form.labels[slot])
@@ -234,5 +238,5 @@ def keywords(name: str, static: Mapping[str, Any]) -> Keywords:
         try:
             hash(value)
         except TypeError:
-            raise TypeError(f"{name}: keyword {keyword} is {told(value)}, want a hashable value") from None
+            raise TypeError(f"{name}: keyword {keyword} is {format_value(value)}, want a hashable value") from None
     return Keywords(tuple(sorted(static.items())))

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxext._told import PAGES, counted, told
+from jaxext._messages import PAGES, counted, format_value
 from jaxext.core.choose import replacing_lax
 from jaxext.core.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
@@ -157,12 +157,16 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
       Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
     """
     if not callable(fun):
-        raise TypeError(f"doctor: fun is {told(fun)}, want the function itself: doctor(fun)(*args)")
+        raise TypeError(f"doctor: fun is {format_value(fun)}, want the function itself: doctor(fun)(*args)")
     if not isinstance(gradients, bool | None):
-        raise TypeError(f"doctor: gradients is {told(gradients)}, want True, False or None: they are of all floating-point arguments")
+        raise TypeError(
+            f"doctor: gradients is {format_value(gradients)}, want True, False or None: they are of all floating-point arguments"
+        )
     platform = known_platform("doctor", platform)
     if measure and platform != known_platform("doctor", None):
-        raise ValueError(f"doctor: measure is set and platform is {told(platform)}, want {known_platform('doctor', None)!r}, which is here")
+        raise ValueError(
+            f"doctor: measure is set and platform is {format_value(platform)}, want {known_platform('doctor', None)!r}, which is here"
+        )
 
     @functools.wraps(fun)
     def examined(*args, **kwargs) -> Report:

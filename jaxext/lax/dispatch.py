@@ -15,8 +15,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
+from jaxext._messages import dtype_named, format_value
 from jaxext._scope import Scope, in_parentheses, user_context
-from jaxext._told import dtype_named, told
 from jaxext.core import flops
 from jaxext.core.choose import replacing_lax
 from jaxext.core.family import Family, families, names_of_implementations
@@ -42,7 +42,7 @@ def use_implementation(name: str | None) -> Scope:
     """
     known = sorted(names_of_implementations())
     if name is not None and name not in known:
-        raise ValueError(f"use_implementation: name is {told(name)}, want one of {known} or None")
+        raise ValueError(f"use_implementation: name is {format_value(name)}, want one of {known} or None")
     return Scope("use_implementation", _named, name)
 
 
@@ -177,7 +177,7 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
     """The implementation named by the call, else by the context; ValueError if the family does not have it."""
     implementation = _named.value if implementation is None else implementation
     if implementation is not None and implementation not in (known := family.names_of_implementations):
-        raise ValueError(f"{operation}: implementation is {told(implementation)}, want one of {known} or None")
+        raise ValueError(f"{operation}: implementation is {format_value(implementation)}, want one of {known} or None")
     if not _invariant.value:
         return implementation
     if family.weights is None:
@@ -188,14 +188,14 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
     return Invariant(implementation)
 
 
-def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
+def dot_general_params(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
     """The dtypes and precision of `Static` that `lax.dot_general` derives from its keywords, read from its equation."""
     product = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers, precision=precision, preferred_element_type=dtype)
-    params, result = as_lax_says(product, *operands)
+    params, result = lax_params(product, *operands)
     return dict(dtypes=(result.dtype,), precision=params["precision"])
 
 
-def as_lax_says(product: Callable, *operands: jax.Array | jax.ShapeDtypeStruct) -> tuple[dict[str, Any], Any]:
+def lax_params(product: Callable, *operands: jax.Array | jax.ShapeDtypeStruct) -> tuple[dict[str, Any], Any]:
     """The parameters of a product of lax, and the type of its result, from its equation for operands without shardings."""
     with replacing_lax(False):
         (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns
@@ -207,9 +207,9 @@ def sharding_in_types(name: str, sharding: NamedSharding | P | None, ndim: int) 
     if sharding is None:
         return None
     if not isinstance(sharding, NamedSharding | P):
-        raise TypeError(f"{name}: out_sharding is {told(sharding)}, want a NamedSharding or a PartitionSpec")
+        raise TypeError(f"{name}: out_sharding is {format_value(sharding)}, want a NamedSharding or a PartitionSpec")
     mesh = jax.sharding.get_abstract_mesh() if isinstance(sharding, P) else sharding.mesh.abstract_mesh
     spec = tuple(sharding if isinstance(sharding, P) else sharding.spec)
     if mesh.empty or AxisType.Explicit not in mesh.axis_types or len(spec) > ndim:
-        raise ValueError(f"{name}: out_sharding is {told(sharding)}, want one for {ndim} axes, on a mesh with explicit axes")
+        raise ValueError(f"{name}: out_sharding is {format_value(sharding)}, want one for {ndim} axes, on a mesh with explicit axes")
     return NamedSharding(mesh, P(*spec, *(None,) * (ndim - len(spec))))

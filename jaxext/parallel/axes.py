@@ -8,20 +8,20 @@ import jax
 from jax import lax
 from jax.core import Tracer
 
-from jaxext._told import told
+from jaxext._messages import format_value
 
 
 def devices_along(axis: Hashable, argument: str) -> int:
     """The number of devices along an axis, or along a tuple of axes.  `argument` names the function and argument in errors."""
     if isinstance(axis, list | int | Tracer):
-        raise TypeError(f"{argument} is {told(axis)}, want a name or a tuple of names")
+        raise TypeError(f"{argument} is {format_value(axis)}, want a name or a tuple of names")
     try:
         n = lax.axis_size(axis)
     except NameError as error:
-        raise NameError(f"{argument} is {told(axis)}, want an axis of a shard_map or pmap around the call ({error})") from error
+        raise NameError(f"{argument} is {format_value(axis)}, want an axis of a shard_map or pmap around the call ({error})") from error
     if isinstance(axis, tuple) and len(axis) > 1:
         # ppermute numbers the devices in mesh order; PartitionSpec and other collectives number them in the order of the names
         ordered = tuple(name for name in jax.sharding.get_abstract_mesh().axis_names if name in axis)
         if axis != ordered:
-            raise ValueError(f"{argument} is {told(axis)}, want several axes in the order of their mesh, {ordered!r}")
+            raise ValueError(f"{argument} is {format_value(axis)}, want several axes in the order of their mesh, {ordered!r}")
     return n

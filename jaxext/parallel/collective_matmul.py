@@ -203,11 +203,11 @@ def _gathering_ring(along, with_rows, x, w):
         blocks.append(block := arriving)
     parts.append(along.product(block, w))
     index = lax.axis_index(along.axis_name)
-    return tuple(_in_order(index, each) for each in (parts, blocks)[: 1 + with_rows])
+    return tuple(_ordered(index, each) for each in (parts, blocks)[: 1 + with_rows])
 
 
 @jax.jit
-def _in_order(index, blocks):
+def _ordered(index, blocks):
     # jnp.roll would concatenate two copies, here and in `_part`
     order = (lax.iota(index.dtype, len(blocks)) - index) % len(blocks)
     rows = jnp.take(jnp.stack(blocks, axis=-3), order, axis=-3, unique_indices=True, mode="clip")

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core.form import Form, owner
 from jaxext.core.window import Window, dilate, labels
 from jaxext.parallel.split_form import Cost, SplitForm
@@ -86,16 +86,16 @@ def cost(
     """
     known = forms()
     if not isinstance(form, str) or form not in known:
-        raise ValueError(f"cost: form is {told(form)}, want one of {', '.join(known)}")
+        raise ValueError(f"cost: form is {format_value(form)}, want one of {', '.join(known)}")
     if not isinstance(spatial, str) or spatial not in ("halo", "gather"):
-        raise ValueError(f"cost: spatial is {told(spatial)}, want 'halo' or 'gather'")
+        raise ValueError(f"cost: spatial is {format_value(spatial)}, want 'halo' or 'gather'")
     product = known[form]
     rank = len(product.window) // 3
     sizes = _sizes(product, rank, sizes)
     window = _window(rank, sizes, padding, window_strides=window_strides, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
     splittable = (*product.free, *labels(rank)[0])
     if unknown := sharding.keys() - {*splittable}:
-        raise ValueError(f"cost: sharding splits {', '.join(map(told, unknown))}, want labels of {', '.join(splittable)}")
+        raise ValueError(f"cost: sharding splits {', '.join(map(format_value, unknown))}, want labels of {', '.join(splittable)}")
     devices = {label: _positive(f"sharding of {label}", n) for label, n in sharding.items()}
     split = SplitForm(
         form=product,
@@ -133,7 +133,7 @@ def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int]
     inputs, filters, _ = labels(rank)
     for name, entries in dict(steps, padding=padding).items():
         if entries is not None and not isinstance(entries, str) and not (isinstance(entries, Sequence) and len(entries) == rank):
-            raise ValueError(f"cost: {name} is {told(entries)}, want one entry for each of {rank} spatial axes")
+            raise ValueError(f"cost: {name} is {format_value(entries)}, want one entry for each of {rank} spatial axes")
     strides, of_input, of_filter = (tuple(_positive(name, n) for n in entries or (1,) * rank) for name, entries in steps.items())
     input, filter = (tuple(sizes[label] for label in names) for names in (inputs, filters))
     if isinstance(padding, str):
@@ -148,5 +148,5 @@ def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int]
 
 def _positive(what: str, n: int) -> int:
     if not isinstance(n, numbers.Integral) or n < 1:
-        raise ValueError(f"cost: {what} is {told(n)}, want a positive integer")
+        raise ValueError(f"cost: {what} is {format_value(n)}, want a positive integer")
     return int(n)

@@ -26,7 +26,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxext._compat import align_varying
-from jaxext._told import array_named, told
+from jaxext._messages import array_named, format_value
 from jaxext.ops.ragged.form import ranges
 from jaxext.parallel import by_platform
 from jaxext.parallel.axes import devices_along
@@ -84,7 +84,7 @@ def expert_parallel(
     name = "expert_parallel"
     n = devices_along(axis_name, f"{name}: axis_name")
     if not callable(experts):
-        raise TypeError(f"{name}: experts is {told(experts)}, want a function")
+        raise TypeError(f"{name}: experts is {format_value(experts)}, want a function")
     rows, sizes = array_named(name, "x", x), array_named(name, "group_sizes", group_sizes)
     if rows.ndim == 0:
         raise TypeError(f"{name}: x has shape (), want rows")
@@ -99,9 +99,9 @@ def expert_parallel(
             of = f"{len(sizes)} experts on {n} devices"
             raise ValueError(f"{name}: w{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
-        raise TypeError(f"{name}: capacity is {told(capacity)}, want a number of rows or None")
+        raise TypeError(f"{name}: capacity is {format_value(capacity)}, want a number of rows or None")
     if capacity is not None and capacity < 0:
-        raise ValueError(f"{name}: capacity is {told(capacity)}, want 0 or more")
+        raise ValueError(f"{name}: capacity is {format_value(capacity)}, want 0 or more")
 
     rows, sizes, _ = align_varying(rows, sizes, lax.axis_index(axis_name))
     exchange = _Exchange(axis_name, n, len(rows), len(rows) if capacity is None else min(capacity, len(rows)))
@@ -116,7 +116,7 @@ def expert_parallel(
     there = exchange.go(rows, *between)
     y = experts(order.by_expert(there), w, arrived.sum(0, dtype=jnp.int32))
     if not isinstance(y, jax.Array | np.ndarray):
-        raise TypeError(f"{name}: experts gives {told(y)}, want an array of {len(there)} rows, as many as it is given")
+        raise TypeError(f"{name}: experts gives {format_value(y)}, want an array of {len(there)} rows, as many as it is given")
     if y.ndim == 0 or len(y) != len(there):
         raise ValueError(f"{name}: experts gives the shape {y.shape}, want {len(there)} rows, as many as it is given")
     return exchange.come_back(order.by_device(y), *between)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxext._compat import align_varying
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core.form import owner
 from jaxext.ops.conv import conv_general_dilated as one_device
 from jaxext.parallel.axes import devices_along
@@ -114,11 +114,11 @@ def halo_conv(
 def _sizes(axis_names, rank) -> list[int]:
     """The number of devices along each spatial axis."""
     if isinstance(axis_names, str) or not isinstance(axis_names, Sequence) or len(axis_names) != rank:
-        raise ValueError(f"halo_conv: axis_names is {told(axis_names)}, want one entry for each of {rank} spatial axes")
+        raise ValueError(f"halo_conv: axis_names is {format_value(axis_names)}, want one entry for each of {rank} spatial axes")
     sizes = [1 if entry is None else devices_along(entry, f"halo_conv: axis_names[{i}]") for i, entry in enumerate(axis_names)]
     names = [name for entry in axis_names if entry is not None for name in (entry if isinstance(entry, tuple) else (entry,))]
     if len(set(names)) < len(names):
-        raise ValueError(f"halo_conv: axis_names is {told(axis_names)}, want no mesh axis twice")
+        raise ValueError(f"halo_conv: axis_names is {format_value(axis_names)}, want no mesh axis twice")
     return sizes
 
 

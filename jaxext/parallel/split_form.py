@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core.form import Form
 from jaxext.core.window import Window, labels, meetings
 from jaxext.parallel.shards import halo, senders
@@ -147,7 +147,9 @@ class SplitForm:
         for slot, label in self.scattered.items():
             if slot not in self.form.slots or label not in self.form.labels[slot]:
                 slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
-                raise ValueError(f"cost: scattered is {told(label)} of {told(slot)}, want a slot and one of its labels ({slots})")
+                raise ValueError(
+                    f"cost: scattered is {format_value(label)} of {format_value(slot)}, want a slot and one of its labels ({slots})"
+                )
             if self.copies(slot) == 1:
                 raise ValueError(f"cost: scattered has {slot!r}, which has only one copy; want a slot that lacks a split label")
             if self.sizes[label] % (self.parts(label) * self.copies(slot)):
@@ -157,7 +159,7 @@ class SplitForm:
             of_slot = self.form.labels.get(slot, ())
             if not {outside, label} <= {*of_slot} or self.parts(outside) > 1:
                 slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
-                got = f"{told((outside, label))} of {told(slot)}"
+                got = f"{format_value((outside, label))} of {format_value(slot)}"
                 raise ValueError(f"cost: sent is {got}, want two labels of a slot, of which the first is not split ({slots})")
             if self.sizes[outside] % self.parts(label):
                 want = f"want {self.parts(label)} parts of {outside}={self.sizes[outside]}"

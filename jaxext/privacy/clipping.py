@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext._told import array_named, refuse_traced, told
+from jaxext._messages import array_named, format_value, refuse_traced
 from jaxext.privacy.per_example import Batch, Function
 from jaxext.privacy.products import squared
 from jaxext.privacy.square_norms import devices_that_split, part_of
@@ -152,11 +152,11 @@ def clipped_grad(
         ("normalize_by", normalize_by, numbers.Real),
     ):
         if not isinstance(given, wanted) or isinstance(given, bool):
-            raise TypeError(f"clipped_grad: {name} is {told(given)}, want a number")
+            raise TypeError(f"clipped_grad: {name} is {format_value(given)}, want a number")
     if shape := jnp.shape(l2_clip_norm):
         raise TypeError(f"clipped_grad: l2_clip_norm has the shape {shape}, want a number")
     if isinstance(l2_clip_norm, numbers.Real) and not l2_clip_norm >= 0:
-        raise ValueError(f"clipped_grad: l2_clip_norm is {told(l2_clip_norm)}, want at least 0")
+        raise ValueError(f"clipped_grad: l2_clip_norm is {format_value(l2_clip_norm)}, want at least 0")
     if not normalize_by > 0:
         raise ValueError(f"clipped_grad: normalize_by is {normalize_by}, want a positive number")
     function = function_of("clipped_grad", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
@@ -195,17 +195,18 @@ def clipped_grad(
 def function_of(asked_by, fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum) -> Function:
     refuse_traced(asked_by, has_aux=has_aux, keep_batch_dim=keep_batch_dim)
     if not callable(fun):
-        raise TypeError(f"{asked_by}: fun is {told(fun)}, want a function")
+        raise TypeError(f"{asked_by}: fun is {format_value(fun)}, want a function")
     for name, given in (("argnums", argnums), ("batch_argnums", batch_argnums)):
         if not all(isinstance(n, int) for n in (given if isinstance(given, Sequence) else (given,))):
-            raise TypeError(f"{asked_by}: {name} is {told(given)}, want an int, or some")
+            raise TypeError(f"{asked_by}: {name} is {format_value(given)}, want an int, or some")
     if not isinstance(prng_argnum, int | None):
-        raise TypeError(f"{asked_by}: prng_argnum is {told(prng_argnum)}, want an int or None")
+        raise TypeError(f"{asked_by}: prng_argnum is {format_value(prng_argnum)}, want an int or None")
     numbers_of = [(n,) if isinstance(n, int) else tuple(n) for n in (argnums, batch_argnums)]
     parameters, batched = numbers_of
     everything = (*parameters, *batched, *(() if prng_argnum is None else (prng_argnum,)))
     if not parameters or not batched or len({*everything}) < len(everything) or min(everything) < 0:
-        got = f"argnums is {told(argnums)}, batch_argnums is {told(batch_argnums)} and prng_argnum is {told(prng_argnum)}"
+        first, second, third = map(format_value, (argnums, batch_argnums, prng_argnum))
+        got = f"argnums is {first}, batch_argnums is {second} and prng_argnum is {third}"
         raise ValueError(f"{asked_by}: {got}, want different numbers, from 0 on, at least one of parameters and one of batches")
     return Function(
         asked_by=asked_by,
@@ -222,7 +223,7 @@ def _padding(padding: Any, batch: Batch, size: int) -> jax.Array:
     if padding is None:
         return batch.zeros(bool)
     if padding.shape != (size,) or padding.dtype != bool:
-        raise ValueError(f"clipped_grad: is_padding_example is {told(padding)}, want bool[{size}], one for each example")
+        raise ValueError(f"clipped_grad: is_padding_example is {format_value(padding)}, want bool[{size}], one for each example")
     return padding
 
 

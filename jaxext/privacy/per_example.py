@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext._told import depth_of_the_user, told
+from jaxext._messages import depth_of_the_user, format_value
 from jaxext.core import partition
 from jaxext.privacy.products import squared
 from jaxext.privacy.taps import Met, Taps, used_often
@@ -85,8 +85,9 @@ class Function:
             if i not in (*self.parameters, *self.mapped) and isinstance(x, jax.Array | np.ndarray) and x.ndim and x.shape[0] == size > 1:
                 all_of_them = tuple(sorted((*self.batch_argnums, i)))
                 warnings.warn(
-                    f"{self.asked_by}: argument {i} is {told(x)}, as long as the batch, and batch_argnums is {told(self.batch_argnums)}, so"
-                    f" each example sees all of it: if it belongs to the examples, want batch_argnums={all_of_them}; if not, close over it",
+                    f"{self.asked_by}: argument {i} is {format_value(x)}, as long as the batch, and batch_argnums is"
+                    f" {format_value(self.batch_argnums)}, so each example sees all of it: if it belongs to the examples, want"
+                    f" batch_argnums={all_of_them}; if not, close over it",
                     stacklevel=depth_of_the_user(),
                 )
 
@@ -123,10 +124,10 @@ class Batch:
         count = len(args) + len(self.others)
         result = function.fun(*(args[i] if i in args else next(others) for i in range(count)))
         if function.has_aux and not (isinstance(result, tuple) and len(result) == 2):
-            raise TypeError(f"{function.asked_by}: fun returned {told(result)}, want a pair of loss and aux, as has_aux is set")
+            raise TypeError(f"{function.asked_by}: fun returned {format_value(result)}, want a pair of loss and aux, as has_aux is set")
         value, aux = result if function.has_aux else (result, ())
         if not isinstance(value, _NUMBER) or jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-            raise TypeError(f"{function.asked_by}: fun returned {told(value)} for one example, want a real scalar, its loss")
+            raise TypeError(f"{function.asked_by}: fun returned {format_value(value)} for one example, want a real scalar, its loss")
         return jnp.asarray(value), aux
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from jaxext.tables import environment, in_force, table_file
+from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import Entry, Record, Verified
 
 SHIPPED = pathlib.Path(__file__).with_name(table_file.RECORD)
@@ -43,9 +43,9 @@ def record(arch: int) -> Record:
     with _lock:
         known = arch in _records
         found = _records[arch] = _records[arch] if known else read(arch)
-        in_force.agree(f"verified/{arch}", found, "records of verified kernels", ", or remove it")
+        active.agree(f"verified/{arch}", found, "records of verified kernels", ", or remove it")
     if not known:
-        in_force.warn(found.source, found.ignored, "the record of verified kernels")
+        active.warn(found.source, found.ignored, "the record of verified kernels")
     return found
 
 

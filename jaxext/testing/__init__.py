@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxext._told import array_named, refuse_traced, told
+from jaxext._messages import array_named, format_value, refuse_traced
 from jaxext.testing.conformance import Case, Row, is_float, judge
 from jaxext.testing.derivatives import DERIVATIVES
 from jaxext.testing.halves import HALVES, cuts_of, linear_of
@@ -91,14 +91,14 @@ def check_op(
     case = _case(fn, reference, args, linear, splits, examples, _devices(devices))
     skip = {} if skip is None else skip
     if not isinstance(skip, Mapping):
-        raise TypeError(f"check_op: skip is {told(skip)}, want a mapping of checks to reasons")
+        raise TypeError(f"check_op: skip is {format_value(skip)}, want a mapping of checks to reasons")
     skip = dict(skip)
     if unknown := set(skip) - set(CHECKS):
         raise ValueError(f"check_op: skip names {sorted(unknown)}, want names of testing.CHECKS")
     if tolerance is not None and not (isinstance(tolerance, int | float | np.number | jax.Array) and np.ndim(tolerance) == 0):
-        raise TypeError(f"check_op: tolerance is {told(tolerance)}, want None or a number")
+        raise TypeError(f"check_op: tolerance is {format_value(tolerance)}, want None or a number")
     if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"check_op: tolerance is {told(tolerance)}, want none or a number that is not negative")
+        raise ValueError(f"check_op: tolerance is {format_value(tolerance)}, want none or a number that is not negative")
     rows = []
     for row in judge(_ALL, case, reference, tolerance, skip):
         rows.append(row)
@@ -116,7 +116,7 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     _of_all("splits", () if splits is None else splits, Split)
     for name, function in (("fn", fn), ("reference", reference), *(() if examples is None else (("examples", examples),))):
         if not callable(function):
-            raise TypeError(f"check_op: {name} is {told(function)}, want a function")
+            raise TypeError(f"check_op: {name} is {format_value(function)}, want a function")
     args = tuple(array_named("check_op", f"args[{k}]", x) for k, x in enumerate(args))
     refuse_traced("check_op", **{f"args[{k}]": x for k, x in enumerate(args)})
     if not args:
@@ -125,7 +125,7 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
         raise TypeError(f"check_op: args has random keys at {keys}, want arrays of numbers: bind keys by functools.partial")
     linear = linear_of(fn, args) if linear is None else linear
     if bad := [k for k in linear if not (k in range(len(args)) and is_float(args[k]))]:
-        raise ValueError(f"check_op: linear has {told(bad)}, want positions of floating-point arguments among {len(args)}")
+        raise ValueError(f"check_op: linear has {format_value(bad)}, want positions of floating-point arguments among {len(args)}")
     program, result = jax.make_jaxpr(reference, return_shape=True)(*args)
     for x in program.consts:
         refuse_traced("check_op", **{"a number that reference closes over": x})
@@ -162,15 +162,17 @@ def _devices(given) -> tuple:
     given = jax.local_devices() if given is None else given
     devices = tuple(given) if isinstance(given, Iterable) else None
     if devices is None or not all(isinstance(one, jax.Device) for one in devices):
-        raise TypeError(f"check_op: devices is {told(given)}, want a sequence of jax.Device")
+        raise TypeError(f"check_op: devices is {format_value(given)}, want a sequence of jax.Device")
     if not devices:
-        raise ValueError(f"check_op: devices is {told(given)}, want one device or more, or None for all of this process")
+        raise ValueError(f"check_op: devices is {format_value(given)}, want one device or more, or None for all of this process")
     return devices
 
 
 def _of_all(name: str, given, kind: type) -> None:
     if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
-        raise TypeError(f"check_op: {name} is {told(given)}, want a sequence" + (f" of {kind.__name__}" if kind is not object else ""))
+        raise TypeError(
+            f"check_op: {name} is {format_value(given)}, want a sequence" + (f" of {kind.__name__}" if kind is not object else "")
+        )
 
 
 def _stacked(args, examples, n) -> tuple:
@@ -179,7 +181,7 @@ def _stacked(args, examples, n) -> tuple:
     for i in range(1, n):
         example = (_rolled(args) if examples is None else examples)(i)
         if not isinstance(example, Iterable):
-            raise TypeError(f"check_op: examples({i}) is {told(example)}, want a sequence of arrays, as args is")
+            raise TypeError(f"check_op: examples({i}) is {format_value(example)}, want a sequence of arrays, as args is")
         several.append(tuple(map(jnp.asarray, example)))
     kinds = {tuple((x.shape, x.dtype) for x in example) for example in several}
     if len(kinds) > 1:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext._told import refuse_traced, told
+from jaxext._messages import format_value, refuse_traced
 from jaxext.testing.conformance import Case, Tree, is_float
 from jaxext.testing.derivatives import square, whole_cotangent
 from jaxext.testing.vmapped import one_by_one
@@ -55,18 +55,18 @@ class Split:
     def __post_init__(self):
         refuse_traced("Split", args=self.args, collectives=self.collectives)
         if not isinstance(self.args, Iterable):
-            raise TypeError(f"Split: args is {told(self.args)}, want a sequence of a jax.P for each argument")
+            raise TypeError(f"Split: args is {format_value(self.args)}, want a sequence of a jax.P for each argument")
         if self.part is not None and not callable(self.part):
-            raise TypeError(f"Split: part is {told(self.part)}, want a function, or None")
+            raise TypeError(f"Split: part is {format_value(self.part)}, want a function, or None")
         object.__setattr__(self, "args", tuple(self.args))
         if bad := [spec for spec in (*self.args, *jax.tree.leaves(self.result)) if not isinstance(spec, P)]:
-            raise TypeError(f"Split: args and result have {told(bad)}, want a jax.P of each array")
+            raise TypeError(f"Split: args and result have {format_value(bad)}, want a jax.P of each array")
         if (
             not isinstance(self.collectives, Collection)
             or isinstance(self.collectives, str)
             or not all(isinstance(name, str) and name in COLLECTIVES for name in self.collectives)
         ):
-            raise ValueError(f"Split: collectives is {told(self.collectives)}, want a sequence of {', '.join(COLLECTIVES)}")
+            raise ValueError(f"Split: collectives is {format_value(self.collectives)}, want a sequence of {', '.join(COLLECTIVES)}")
 
     def fit(self, args: tuple, result: Tree, mesh: Mesh) -> None:
         """Raise ValueError if arrays of these shapes cannot be split this way."""

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxext._told import refuse_traced, told
+from jaxext._messages import format_value, refuse_traced
 from jaxext.testing.conformance import is_float
 from jaxext.testing.sharding_worker import (
     AUTOMATIC,
@@ -144,10 +144,10 @@ def check_shardings(
     """
     refuse_traced("check_shardings", args=args)
     if not isinstance(args, Sequence) or not args:
-        raise TypeError(f"check_shardings: args is {told(args)}, want a sequence of arrays")
+        raise TypeError(f"check_shardings: args is {format_value(args)}, want a sequence of arrays")
     for name, f in (("fn", fn), *([] if reference is None else [("reference", reference)])):
         if not callable(f) and not isinstance(f, str):
-            raise TypeError(f"check_shardings: {name} is {told(f)}, want a function, or its source")
+            raise TypeError(f"check_shardings: {name} is {format_value(f)}, want a function, or its source")
     function = Function(_name(fn), fn, tuple(map(np.asarray, args)), reference, tolerance, order)
     return verify([function], meshes=meshes, ways=ways, sample=sample, seed=seed, workers=workers, limit=limit)
 
@@ -166,15 +166,15 @@ def verify(
 ) -> Splits:
     """Check several functions as `check_shardings` does.  Stop after `most` findings."""
     if unknown := set(ways) - set(WAYS):
-        raise ValueError(f"check_shardings: ways has {told(sorted(unknown))}, want some of {WAYS}")
+        raise ValueError(f"check_shardings: ways has {format_value(sorted(unknown))}, want some of {WAYS}")
     if not meshes or (bad := [mesh for mesh in meshes if not (1 <= len(mesh) <= 2 and {*mesh} <= {2, 4, 8})]):
         raise ValueError(
-            f"check_shardings: meshes has {told(bad if meshes else meshes)}, want shapes of one or two axes of 2, 4 or 8 devices"
+            f"check_shardings: meshes has {format_value(bad if meshes else meshes)}, want shapes of one or two axes of 2, 4 or 8 devices"
         )
     if workers < 1:
         raise ValueError(f"check_shardings: workers is {workers}, want 1 or more")
     if orders := [function.order for function in functions if function.order not in (0, 1, 2)]:
-        raise ValueError(f"check_shardings: order is {told(orders[0])}, want 0, 1 or 2")
+        raise ValueError(f"check_shardings: order is {format_value(orders[0])}, want 0, 1 or 2")
     findings: list[Finding] = []
     tried, refused = collections.Counter(), collections.Counter()
     pickled = {_pickled(function): function for function in functions}
@@ -212,7 +212,7 @@ def _together_in(function: Function, facts: Facts) -> str:
 
 
 def _name(fn) -> str:
-    return fn if isinstance(fn, str) else getattr(fn, "__name__", None) or told(fn)
+    return fn if isinstance(fn, str) else getattr(fn, "__name__", None) or format_value(fn)
 
 
 def _pickled(function: Function) -> bytes:

@@ -12,15 +12,15 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from jaxext._compat import PLATFORMS, Splitter
+from jaxext._compat import PLATFORMS, Partitioner
+from jaxext._messages import format_value
 from jaxext._target import compute_capability
-from jaxext._told import told
 from jaxext.core.call import Call, precision_name
 from jaxext.core.choose import Choice, choose, planned
 from jaxext.core.form import owner
 from jaxext.core.invariant import Invariant
 from jaxext.core.window import Window
-from jaxext.tables import in_force
+from jaxext.tables import active
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning.layout import Around
 from jaxext.tuning.walk import walk
@@ -162,7 +162,7 @@ def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Expl
       ValueError: `platform` is unknown.
     """
     if not callable(fun):
-        raise TypeError(f"explain: fun is {told(fun)}, want the function itself: explain(fun)(*args)")
+        raise TypeError(f"explain: fun is {format_value(fun)}, want the function itself: explain(fun)(*args)")
     platform = known_platform("explain", platform)
 
     @functools.wraps(fun)
@@ -184,7 +184,7 @@ def known_platform(asked_by: str, platform: str | None) -> str:
     """The platform as XLA names it; None is that of the default backend."""
     platform = jax.default_backend() if platform is None else platform
     if not isinstance(platform, str) or (platform := {"gpu": "cuda"}.get(platform, platform)) not in PLATFORMS:
-        raise ValueError(f"{asked_by}: platform is {told(platform)}, want one of {PLATFORMS} or None")
+        raise ValueError(f"{asked_by}: platform is {format_value(platform)}, want one of {PLATFORMS} or None")
     return platform
 
 
@@ -192,7 +192,7 @@ def call_of(eqn: JaxprEqn, platform: str) -> Call:
     """The call of a product's equation, as one device would make it."""
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
-    return form.call(open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
+    return form.call(open, avals, platform=platform, arch=compute_capability(platform), partitioner=Partitioner.NOBODY, **eqn.params)
 
 
 def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], Choice]:
@@ -201,7 +201,7 @@ def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], C
     call = call_of(eqn, platform)
     named = eqn.params["static"].implementation
     name, part = planned(call, named)
-    measured = () if part else in_force.measured(call)
+    measured = () if part else active.measured(call)
     choice = choose(part or call, form.family.implementations, name, measured)
     if isinstance(named, Invariant):
         choice = dataclasses.replace(choice, why=f"{choice.why}, {_invariant(call, part)}")
@@ -232,7 +232,7 @@ def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:
         chosen=choice.implementation,
         how=choice.plan.describe(choice.config) if choice.plan else "",
         why=choice.why,
-        table=in_force.in_force_on(platform).source if measured and choice.why.startswith("measured") else None,
+        table=active.active_on(platform).source if measured and choice.why.startswith("measured") else None,
         refused=dict(choice.refusals),
         problem=call.problem,
     )

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxext._compat import Splitter
+from jaxext._compat import Partitioner
 from jaxext.core.call import Call
 from jaxext.core.choose import choose, described, faster
 from jaxext.core.form import owner
@@ -94,7 +94,7 @@ def _measurements(candidates: Iterable[Candidate]) -> list[Measurement]:
 def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     """Try the candidates of a call, at most `most` configs of each kernel implementation."""
     implementations = next(form for form, open in owner.values() if form.op(open) == call.op).family.implementations
-    call = dataclasses.replace(call, splitter=Splitter.NOBODY)  # the call is one device's part
+    call = dataclasses.replace(call, partitioner=Partitioner.NOBODY)  # the call is one device's part
 
     def taken(candidates: Iterable[Candidate]) -> str:
         choice = choose(call, implementations, None, _measurements(candidates))

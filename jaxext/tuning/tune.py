@@ -18,9 +18,9 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxext._compat import without_stored_programs
-from jaxext._told import counted, told
+from jaxext._messages import counted, format_value
 from jaxext.core.call import Call
-from jaxext.tables import environment, in_force, table_file
+from jaxext.tables import active, environment, table_file
 from jaxext.tuning import timing
 from jaxext.tuning.trial import Trial, measure
 
@@ -92,9 +92,9 @@ def tune(
         jaxext products.
     """
     if not callable(fun):
-        raise TypeError(f"tune: fun is {told(fun)}, want the function itself: tune(fun)(*args)")
+        raise TypeError(f"tune: fun is {format_value(fun)}, want the function itself: tune(fun)(*args)")
     if not isinstance(candidates, int) or candidates < 1:
-        raise ValueError(f"tune: candidates is {told(candidates)}, want a whole number from 1 on")
+        raise ValueError(f"tune: candidates is {format_value(candidates)}, want a whole number from 1 on")
 
     @functools.wraps(fun)
     def tuned(*args, **kwargs) -> Tuned:
@@ -110,7 +110,7 @@ def tune(
         calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
         if not calls:
             warnings.warn(f"tune: {NOTHING}", stacklevel=2)
-        context, (clock, _) = in_force.context(environment.default_platform()), timing.timer()
+        context, (clock, _) = active.context(environment.default_platform()), timing.timer()
         rows: list[Trial] = []
         for (problem, unanswered), call in calls.items():
             row = Trial(problem, skipped=unanswered) if unanswered else _measured(problem, call, candidates, clock)
@@ -146,7 +146,7 @@ def _collected(fun, args, kwargs, backward) -> list[Call]:
         except Exception as error:
             error.add_note("tune: this is of the gradient; with backward=False (--no-backward) the function alone is measured")
             raise
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         for program in traced:
             lowered = program.lower()
             if "CustomSPMDPartitioning" in lowered.as_text():  # then XLA looks up the calls when it compiles
@@ -169,7 +169,7 @@ def with_gradient(fun) -> Callable:
 
 def _unanswered(call: Call) -> str | None:
     """Why the call cannot be measured on the default device, or None."""
-    if reason := in_force.unanswered(call):
+    if reason := active.unanswered(call):
         return reason
     if call.platform != (platform := environment.default_platform()):
         return f"it is for another device than the {platform} of this process"

@@ -21,8 +21,9 @@ from lowered import NHWC, operations, struct
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
-from jaxext.core.call import Splitter
+from jaxext.core.call import Partitioner
 from jaxext.core.implementation import Algorithm
+from jaxext.core.static import Static
 from jaxext.core.window import Window
 from jaxext.ops.conv.form import conv_form
 from jaxext.ops.conv.xla import XlaConv
@@ -368,9 +369,10 @@ def test_lax_is_lax(stride, compiled):
 
     def ours(x, w, y):
         slots = {"x": x[None, ..., None, :], "w": jnp.moveaxis(w, -1, 0)[None, None], "y": y[None, ..., None, :]}
-        how: Any = dict(dtype=x.dtype, precision=None, splitter=Splitter.NOBODY, platform="cuda", arch=90)
+        static = Static(ranks=(1,) * 5, dtypes=(x.dtype,), window=window)
+        how: Any = dict(static=static, partitioner=Partitioner.NOBODY, platform="cuda", arch=90)
         given = {open: {slot: a for slot, a in slots.items() if slot != open} for open in "yxw"}
-        calls = [conv_form(2).call(open, [*of.values()], ranks=(1,) * 5, window=window, **how) for open, of in given.items()]
+        calls = [conv_form(2).call(open, [*of.values()], **how) for open, of in given.items()]
         return [XlaConv().plan(call).run(Algorithm("lax"), given[call.open]) for call in calls]
 
     calls = lambda f: {name: count for name, count in work(compiled(f, x, w, y)).items() if name.startswith("__cudnn")}

@@ -16,13 +16,13 @@ from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.matmul.problem import MatmulProblem
 from jaxext.ops.conv.problem import conv_problem
 from jaxext.ops.matmul.problem import matmul_problem
-from jaxext.tables import in_force
+from jaxext.tables import active
 
 PRESET = lax.DotAlgorithmPreset
 
 
 def call_of(op, *operands):
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         jax.jit(op).trace(*operands).lower(lowering_platforms=("cuda",))
     return calls[0]
 

@@ -24,7 +24,7 @@ from jaxext.benchmarks.kinds import Conv, Matmul
 from jaxext.cli.terminal import UsageError
 from jaxext.core.implementation import Algorithm
 from jaxext.ops.matmul.xla import XlaMatmul
-from jaxext.tables import in_force
+from jaxext.tables import active
 from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing
 
@@ -140,7 +140,7 @@ def test_no_table_counts(monkeypatch):
     monkeypatch.setattr(cells, "measure", lambda *_: seen.append(explain().rows[0].how) or sys.exit())
     monkeypatch.setattr(cells, "ceilings", lambda *_: {"copy": 1e9})
     (usual,) = explain().rows
-    context = in_force.context("cpu")
+    context = active.context("cpu")
     rows = {_called(explain): [Measurement(implementation="xla", config={"algorithm": "shifts"}, ms=(1.0, 1.0, 1.0), error=0.0)]}
     with jaxext.use_table(Table(context, rows, "a tuning")):
         assert explain().rows[0].how == "shifts" != usual.how
@@ -154,7 +154,7 @@ def struct(case):
 
 
 def _called(explain):
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         explain()
     return calls[0].problem
 

@@ -18,7 +18,7 @@ import jaxext
 from jaxext import __main__
 from jaxext.benchmarks import compiled, compiled_cuda, kernel_table
 from jaxext.cli import arguments, command, terminal
-from jaxext.tables import in_force, table_file
+from jaxext.tables import active, table_file
 from jaxext.tables.table_format import Measurement
 
 ROOT = pathlib.Path(jaxext.__file__).parent.parent
@@ -213,7 +213,7 @@ def test_words_have_colours_on_a_terminal(terminal_here, environment, coloured, 
 
 @NO_GPU
 def test_info(capsys, cache, monkeypatch):
-    monkeypatch.setattr(in_force, "_tables", {})
+    monkeypatch.setattr(active, "_tables", {})
     document = json.loads(said(capsys, "info", "--json"))
     assert document["environment"]["versions"]["jax"] == jax.__version__
     assert document["devices"] == [{"platform": "cpu", "kind": "cpu", "count": jax.device_count()}]
@@ -230,7 +230,7 @@ def test_info_says_why_not(capsys, monkeypatch, cache):
     """Each implementation of each kind says its own reason, whole, and a table has them as JSON has."""
     monkeypatch.setattr("jaxext.backends.cuda.cuda_binding.missing", lambda: "built without CUDA (no nvcc)")
     monkeypatch.setattr("jaxext.tables.environment.commit", lambda: None)
-    monkeypatch.setattr(in_force, "_tables", {})
+    monkeypatch.setattr(active, "_tables", {})
     tables = said(capsys, "info", "--arch", "sm_75")
     assert not re.search(r"^\S.* None$", tables, re.MULTILINE)  # neither "commit  None" nor "ignored  None"
     lines = [line for line in tables.splitlines() if line.startswith("cuda sm_75")]
@@ -243,13 +243,13 @@ def test_info_says_why_not(capsys, monkeypatch, cache):
 
 
 def test_info_tells_the_table(capsys, cache, monkeypatch):
-    monkeypatch.setattr(in_force, "_tables", {})  # a process reads its table once
+    monkeypatch.setattr(active, "_tables", {})  # a process reads its table once
     row = (Measurement("xla", {"algorithm": "lax"}, (1.0, 1.0, 2.0), 0.0),)
-    table_file.write(cache, in_force.context(PLATFORM), {"matmul_nn B=1": row})
+    table_file.write(cache, active.context(PLATFORM), {"matmul_nn B=1": row})
     table = json.loads(said(capsys, "info", "--json"))["table"]
     assert table["rows that hold here"] == 1 and table["ignored"] is None
     cache.write_text("{")
-    monkeypatch.setattr(in_force, "_tables", {})
+    monkeypatch.setattr(active, "_tables", {})
     table = json.loads(said(capsys, "info", "--json"))["table"]
     assert table["rows that hold here"] == 0 and "not a table" in table["ignored"]
 
@@ -291,7 +291,7 @@ def test_explain_by_a_table(capsys, tmp_path, monkeypatch):
     (config,) = [row["how"] for row in json.loads(said(capsys, *MATMUL, "--json"))["rows"]]
     (call,) = _calls()
     row = (Measurement("xla", {"algorithm": config}, (1.0, 1.25, 2.0), 0.0),)
-    table_file.write(path, in_force.context(PLATFORM), {call.problem: row})
+    table_file.write(path, active.context(PLATFORM), {call.problem: row})
     rows = [json.loads(said(capsys, *MATMUL, "--json", "-", "--table", table))["rows"][0] for table in (path, "none")]
     assert [(row["why"], row["table"]) for row in rows] == [("measured at 1.25 ms", str(path)), ("preferred", None)]
     assert "; measured at 1.25 ms, not cuda[1] triton[2]\n\n[1] cuda: " in (text := said(capsys, *MATMUL, "--table", path))
@@ -299,7 +299,7 @@ def test_explain_by_a_table(capsys, tmp_path, monkeypatch):
 
 
 def _calls():
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         jax.jit(lambda x, w: jaxext.matmul(x, w)).lower(jnp.ones((8, 4), jnp.float32), jnp.ones((4, 2), jnp.float32))
     return calls
 

@@ -9,7 +9,7 @@ import pytest
 
 import jaxext
 from jaxext.cli import arguments, command, terminal
-from jaxext.tables import in_force, table_file
+from jaxext.tables import active, table_file
 from jaxext.tables.table_format import Measurement
 
 MATMUL = ["explain", "jaxext:matmul", "f32[8,4]", "f32[4,2]"]
@@ -144,7 +144,7 @@ def test_tables_go_from_file_to_file_without_a_device(capsys, cache, tmp_path, m
     def none(*_):
         raise RuntimeError("none")
 
-    table_file.write(tmp_path / "x.json", in_force.context(PLATFORM), {"one": ROW})
+    table_file.write(tmp_path / "x.json", active.context(PLATFORM), {"one": ROW})
     monkeypatch.setattr(jax, "devices", none)
     assert command.main(["cache", "import", str(tmp_path / "x.json")]) == 0
     assert "there is no device here" in capsys.readouterr().out
@@ -176,7 +176,7 @@ def test_refused_commands_leave_no_lock_file(status, arguments, capsys, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.json").write_text("mine")
     (tmp_path / "folder").mkdir()
-    table_file.write("good.json", in_force.context(PLATFORM), {"one": ROW})
+    table_file.write("good.json", active.context(PLATFORM), {"one": ROW})
     for lock in locks(tmp_path):
         lock.unlink()
     assert ends(capsys, status, *arguments)

@@ -15,7 +15,7 @@ from test_command import MATMUL, PLATFORM, cache, refused, said
 import jaxext
 from jaxext.benchmarks import bench
 from jaxext.cli import command
-from jaxext.tables import in_force, table_file
+from jaxext.tables import active, table_file
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import trial
 
@@ -109,7 +109,7 @@ ROW = (Measurement("xla", {"algorithm": "lax"}, (1.0, 2.0, 3.0), 1e-7),)
 
 def test_cache(capsys, cache, tmp_path):
     assert json.loads(said(capsys, "cache", "show", "--json")) == {"path": str(cache), "entries": []}
-    here = in_force.context(PLATFORM)
+    here = active.context(PLATFORM)
     table_file.write(cache, here, {"one": ROW, "two": ROW})
     table_file.write(cache, msgspec.structs.replace(here, device="Another"), {"one": ROW})
     entries = json.loads(said(capsys, "cache", "show", "--json"))["entries"]
@@ -130,7 +130,7 @@ def test_cache(capsys, cache, tmp_path):
 
 
 def test_cache_says_what_does_not_hold(capsys, cache):
-    here = in_force.context(PLATFORM)
+    here = active.context(PLATFORM)
     table_file.write(cache, msgspec.structs.replace(here, versions={**here.versions, "jax": "0.1"}), {"one": ROW})
     (line,) = [line for line in said(capsys, "cache", "show").splitlines() if line.startswith(here.device)]
     assert re.search(r"  1 +0 +\S.*with jax 0\.1 .*tune again$", line)
@@ -142,7 +142,7 @@ def test_cache_refuses(capsys, cache, tmp_path):
     assert refused(capsys, "cache", "show", "x.json") == "show takes no PATH"
     assert "gone.json" in refused(capsys, "cache", "import", tmp_path / "gone.json")
     (tmp_path / "false.json").write_text('{"format": "jaxext table 1", "entries": [{"rows": NaN}]}')
-    table_file.write(cache, in_force.context(PLATFORM), {"one": ROW})
+    table_file.write(cache, active.context(PLATFORM), {"one": ROW})
     before = cache.read_bytes()
     assert command.main(["cache", "import", str(tmp_path / "false.json")]) == 1
     assert re.search(r"cache import \S+false.json .*: it is not a table of this version: JSON is malformed", capsys.readouterr().err)

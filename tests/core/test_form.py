@@ -61,7 +61,7 @@ FORM = define(
         slots=SLOTS,
         roles={"t": "forward", "u": "first", "v": "second"},
         window=(),
-        family=Family("toy", twin=lax.dot_general_p, names="toy", implementations=[EINSUM, REFUSING]),
+        family=Family("toy", lax_primitive=lax.dot_general_p, names="toy", implementations=[EINSUM, REFUSING]),
     )
 )
 RANKS = dict(Z=0, I=1, J=2, P=1, K=1)
@@ -161,7 +161,7 @@ def test_call_says_what_is_asked():
     EINSUM.asked.clear()
     product(*(x.astype(np.float32) for x in (u, v)), ranks=RANKS)
     (call,) = EINSUM.asked
-    assert (call.op, call.open, call.platform, call.splitter) == ("toy_forward", "t", jax.default_backend(), "nobody")
+    assert (call.op, call.open, call.platform, call.partitioner) == ("toy_forward", "t", jax.default_backend(), "nobody")
     assert call.sizes == {"Z": 1, "I": 2, "J": 3, "P": 2, "K": 4}
     assert call.shape == t.shape
     assert call.axes["u"] == ("I0", "J0", "J1", "P0")

@@ -20,7 +20,7 @@ from test_sharding import place
 import jaxext
 from jaxext import extend
 from jaxext.core import partition
-from jaxext.tables import environment, in_force
+from jaxext.tables import active, environment
 from jaxext.tables.table_format import Measurement, Table
 
 # Two convolutions of the same shapes under each setting; of each the last row, and whether the cache had it.
@@ -145,7 +145,7 @@ def test_programs_tell_tables_and_code_apart(monkeypatch):
     tables = {}, {"one": [measured]}, {"another": [measured]}
     texts = []
     for source, rows in [(source, rows) for source in ("made up", "a copy of it") for rows in tables]:
-        with jaxext.use_table(Table(in_force.context("cpu"), rows, source)):
+        with jaxext.use_table(Table(active.context("cpu"), rows, source)):
             texts.append(*known_as())
     assert len(set(texts)) == 3 and texts[:3] == texts[3:]
     before, codes = known_as(), environment.codes("cpu")

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import _compat
-from jaxext._told import PAGES
+from jaxext._messages import PAGES
 from jaxext.cli import command
 
 pytestmark = pytest.mark.usefixtures("long_runs")  # what is small here stands for what is large

@@ -121,7 +121,7 @@ FUSED = {
 # Causal convolutions.
 X, WEIGHT, BIAS, STATE = (random(shape, np.float32, seed) for seed, shape in enumerate(((2, 13, 6), (4, 6), (6,), (2, 3, 6))))
 NUMBERS = np.array([[0] * 5 + [1] * 8, [3] * 2 + [4] * 10 + [9]], np.int32)
-by_triton, by_xla = (functools.partial(jaxext.causal_conv1d, activation="silu", implementation=name) for name in ("triton", "xla"))
+by_triton, xla_bits = (functools.partial(jaxext.causal_conv1d, activation="silu", implementation=name) for name in ("triton", "xla"))
 
 
 def causal(*args, names=(), fixed=0) -> Operation:
@@ -130,7 +130,7 @@ def causal(*args, names=(), fixed=0) -> Operation:
     def by(f):
         return lambda *args: f(*args[: len(args) - len(names)], **dict(zip(names, args[len(args) - len(names) :], strict=True)))
 
-    return Operation(by(by_triton), by(by_xla), args, fixed, 1e-5, ("causal_conv1d", "causal_conv1d_backward"))
+    return Operation(by(by_triton), by(xla_bits), args, fixed, 1e-5, ("causal_conv1d", "causal_conv1d_backward"))
 
 
 CAUSAL = {

@@ -20,7 +20,7 @@ from jaxext.core import implementation
 from jaxext.core.family import families
 from jaxext.core.form import owner
 from jaxext.extend import callables
-from jaxext.tables import in_force
+from jaxext.tables import active
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -220,7 +220,7 @@ def test_a_users_implementation_is_measured_with_its_version(tmp_path):
     with jaxext.use_table(str(tmp_path / "table.json")):
         (explained,) = jaxext.explain(f)(A, B).rows
         assert explained.why.startswith("measured")
-    in_force.add_code("right", lambda platform: "2")
+    active.add_code("right", lambda platform: "2")
     with pytest.warns(UserWarning, match="other code of right"), jaxext.use_table(str(tmp_path / "table.json")):
         (explained,) = jaxext.explain(f)(A, B).rows
         assert (explained.chosen, explained.refused["right"]) == ("xla", "it was not measured")
@@ -239,7 +239,7 @@ def test_nothing_is_left_for_other_tests(request):
 
     def state():
         product = np.asarray(jax.jit(jaxext.matmul)(A, B)).tolist()
-        return in_force.context("cpu"), set(families), set(owner), families["matmul"].names_of_implementations, product
+        return active.context("cpu"), set(families), set(owner), families["matmul"].names_of_implementations, product
 
     before = state()
     with registrations.undone():

@@ -11,7 +11,7 @@ from test_extend import FORM, A, B, Einsum, U, V
 
 import jaxext
 from jaxext import extend
-from jaxext.tables import in_force
+from jaxext.tables import active
 
 
 def test_an_implementation_is_registered_once_and_well():
@@ -73,9 +73,9 @@ def test_registered_again():
         for f in (product, jitted, split):
             np.testing.assert_allclose(f(A, B), factor * (A @ B), rtol=1e-6)
         np.testing.assert_allclose(gradient(A), factor * (np.ones((3, 7), np.float32) @ B.T), rtol=1e-6)
-        assert version in in_force.known_as("cpu", ["mine"])
+        assert version in active.known_as("cpu", ["mine"])
     assert form._form.family.names_of_implementations == ["first", "mine", "xla"]
-    assert in_force.known_as("cpu", ["mine"]).startswith("['2']")
+    assert active.known_as("cpu", ["mine"]).startswith("['2']")
     with pytest.raises(ValueError, match="the implementation's name is 'xla', want"):
         extend.register(form, times(1, "xla"), replace=True)
     for factor in (2, 7):  # of an operation whose programs jaxext keeps itself

@@ -13,7 +13,7 @@ import jaxext
 from jaxext import _scope, _target
 from jaxext.core import choose
 from jaxext.lax import dispatch
-from jaxext.tables import in_force, table_file
+from jaxext.tables import active, table_file
 
 X = jnp.ones((2, 2), "float32")
 
@@ -21,7 +21,7 @@ X = jnp.ones((2, 2), "float32")
 SCOPES = {
     "use_implementation": (lambda: jaxext.use_implementation("xla"), lambda: dispatch._named.value, "xla", None),
     "in_place_of_lax": (jaxext.in_place_of_lax, lambda: choose.replacing_lax.value, True, False),
-    "use_table": (lambda: jaxext.use_table(None), in_force.current, in_force._File("no table", ()), "default"),
+    "use_table": (lambda: jaxext.use_table(None), active.current, active._File("no table", ()), "default"),
     "use_target": (lambda: jaxext.use_target("sm_90a"), lambda: _target._named.value, 90, None),
 }
 
@@ -164,5 +164,5 @@ def test_a_decorator_without_parentheses(name, parameters, tmp_path, monkeypatch
     with pytest.raises(TypeError, match=rf"^{name}: got <function generator .*>, want parentheses: write @{name}\(") as error:
         make(generator)
     monkeypatch.chdir(tmp_path)
-    table_file.write("tables.json", in_force.context("cpu"), {})
+    table_file.write("tables.json", active.context("cpu"), {})
     assert isinstance(eval(f"jaxext.{str(error.value).rpartition('@')[2]}"), _scope.Scope)

@@ -12,7 +12,7 @@ import registrations
 
 import jaxext
 from jaxext import extend, parallel, privacy, testing
-from jaxext._told import told
+from jaxext._messages import format_value
 
 A: Any = np.full((50, 40), 0.25, np.float32)
 AS: Any = [A]
@@ -65,24 +65,24 @@ class Mine(extend.Implementation):
     (np.float32, "<class 'numpy.float32'>"),
 ], ids=str)  # fmt: skip
 def test_told(x, text):
-    assert told(x) == text
+    assert format_value(x) == text
 
 
 def test_told_of_arrays_of_jax():
     x = jnp.asarray(A)
-    assert told(x) == told(x.T.T) == "float32[50,40]" and told(jax.random.key(0)).startswith("key<")
-    assert told(jaxext.quantization.quantize(x)) == "Quantized(qvalue=int8[50,40], scale=float32[1,40], zero_point=None)"
+    assert format_value(x) == format_value(x.T.T) == "float32[50,40]" and format_value(jax.random.key(0)).startswith("key<")
+    assert format_value(jaxext.quantization.quantize(x)) == "Quantized(qvalue=int8[50,40], scale=float32[1,40], zero_point=None)"
     said = []
-    jax.jit(jax.grad(lambda x: (said.append(told({"x": x})), x.sum())[1]))(x)
+    jax.jit(jax.grad(lambda x: (said.append(format_value({"x": x})), x.sum())[1]))(x)
     assert said == ["{'x': float32[50,40]}"]
     x.delete()
-    assert told(x) == "float32[50,40]"
+    assert format_value(x) == "float32[50,40]"
 
 
 def test_told_is_a_short_line():
     for x in (Holder(), [Holder()] * 99, "a" * 999, Broken(), {"a": [[[[[[[A]]]]]]]}):
-        assert "\n" not in told(x) and len(told(x)) <= 200
-    assert told(Broken()).startswith("<Broken instance")
+        assert "\n" not in format_value(x) and len(format_value(x)) <= 200
+    assert format_value(Broken()).startswith("<Broken instance")
 
 
 def operation() -> Any:

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import traceback
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ def hops(function):
     """File and name of each frame of the package's own, the outermost first, and of the function that is called, if it is too."""
     frames = [(os.path.relpath(frame.filename, PACKAGE), frame.name) for frame in traceback.extract_stack()]
     own = [frame for frame in frames if not frame[0].startswith("..")]
-    code = getattr(function, "__code__", None)
+    code: Any = getattr(function, "__code__", None)  # a primitive's method has it elsewhere
     file = os.path.relpath(code.co_filename, PACKAGE) if code else ".."
     return own if file.startswith("..") else [*own, (file, code.co_name)]
 

@@ -17,21 +17,21 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 BUILT = {"_cuda_module", "_cuda_build"}  # what CMake makes
 BINDINGS = {"backends.triton", "backends.cuda"}
-BELOW_OPERATIONS = {"lax", "backends", *BINDINGS, "core", "_compat", "_told", "kernels"}
+BELOW_OPERATIONS = {"lax", "backends", *BINDINGS, "core", "_compat", "_messages", "kernels"}
 OPERATIONS = {f"ops.{path.parent.name}" for path in ROOT.glob("jaxext/ops/*/__init__.py")}
 
 # Room -> the rooms that it may import.  A new one is a breach until it is here, but for an operation that is made of no other.
 MAY = {
-    "_told": set(),
-    "_scope": {"_told"},
-    "_target": {"_scope", "_told"},
+    "_messages": set(),
+    "_scope": {"_messages"},
+    "_target": {"_scope", "_messages"},
     "_compat": {"_scope", "_target"},
     "tables": {"_compat", "_scope", *BUILT},
-    "core": {"tables", "kernels", "_compat", "_scope", "_target", "_told"},
-    "backends": {"core", "tables", "kernels", "_told"},
+    "core": {"tables", "kernels", "_compat", "_scope", "_target", "_messages"},
+    "backends": {"core", "tables", "kernels", "_messages"},
     "backends.triton": {"backends", "core", "kernels", "_compat", "_target"},
     "backends.cuda": {"backends", "core", "kernels", "_target", *BUILT},
-    "lax": {"core", "_compat", "_scope", "_told"},
+    "lax": {"core", "_compat", "_scope", "_messages"},
     "ops": set(),
     "ops.fused": {"ops.matmul", "ops.conv", *BELOW_OPERATIONS},
     "ops.ragged": {"ops.matmul", "ops.fused", *BELOW_OPERATIONS},
@@ -39,17 +39,17 @@ MAY = {
     "ops.quantized": {"ops.scaled", *BELOW_OPERATIONS},
     "ops.causal": {"ops.fused", *BELOW_OPERATIONS},
     "ops.gram": {"ops.matmul", "ops.fused", *BELOW_OPERATIONS},
-    "export": {"core", "backends.cuda", "_target", "_told"},
+    "export": {"core", "backends.cuda", "_target", "_messages"},
     "quantization": {"ops.quantized"},
-    "extend": {"ops", "ops.matmul", "ops.conv", "lax", "core", "_told"},
-    "checkpoint_policies": {"core", "_compat", "_told"},
-    "tuning": {"core", "tables", "_compat", "_target", "_told"},
+    "extend": {"ops", "ops.matmul", "ops.conv", "lax", "core", "_messages"},
+    "checkpoint_policies": {"core", "_compat", "_messages"},
+    "tuning": {"core", "tables", "_compat", "_target", "_messages"},
     "verify": {"__init__", "ops", "extend", "tuning", "backends", "core", "tables"},
-    "hazards": {"tuning", "lax", "core", "_compat", "_told"},
-    "parallel": {*OPERATIONS, "core", "_compat", "_told"},
-    "privacy": {"lax", "core", "_compat", "_told"},
-    "testing": {"_told"},  # it tests any function
-    "cli": {"__init__", "verify", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", "_told", *BUILT},
+    "hazards": {"tuning", "lax", "core", "_compat", "_messages"},
+    "parallel": {*OPERATIONS, "core", "_compat", "_messages"},
+    "privacy": {"lax", "core", "_compat", "_messages"},
+    "testing": {"_messages"},  # it tests any function
+    "cli": {"__init__", "verify", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", "_messages", *BUILT},
     "__init__": {
         *OPERATIONS,
         "extend",

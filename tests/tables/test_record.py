@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import jaxext
 from jaxext.backends import kernel
 from jaxext.core.form import owner
-from jaxext.tables import environment, in_force, record, table_file
+from jaxext.tables import active, environment, record, table_file
 from jaxext.tables.table_format import Context, Entry, Measurement, Verified
 from jaxext.tuning.explain import chosen
 from jaxext.tuning.walk import walk
@@ -44,7 +44,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr(table_file, "default_path", lambda: path)
     monkeypatch.setattr(record, "SHIPPED", tmp_path / "package.json")
     monkeypatch.setattr(record, "_records", {})
-    monkeypatch.setattr(in_force, "_agreed", {})
+    monkeypatch.setattr(active, "_agreed", {})
     return table_file.record_path()
 
 
@@ -206,7 +206,7 @@ def test_measured_kernels_count_as_verified(monkeypatch):
         ours = Measurement("triton", dataclasses.asdict(plan.configs[0]), (1.0, 1.0, 1.0), 0.0)
         return [Measurement("xla", {"algorithm": "lax"}, (2.0, 2.0, 2.0), 0.0), ours]
 
-    monkeypatch.setattr(in_force, "measured", measured)
+    monkeypatch.setattr(active, "measured", measured)
     assert taken() == "triton"
 
 
@@ -214,7 +214,7 @@ def test_processes_with_different_records_are_an_error(own, monkeypatch):
     table_file.merge(own, [entry()])
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     other = json.dumps(["0123456789abcdef", "/other/verified.json", 0])
-    monkeypatch.setattr(in_force, "published", lambda key, text: {0: text, 1: other})
+    monkeypatch.setattr(active, "published", lambda key, text: {0: text, 1: other})
     with pytest.raises(
         RuntimeError,
         match=r"processes have different records of verified kernels \(process 0 has 1 rows.*copy one to all of them, or remove it$",

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext.core.choose import replacing_lax
-from jaxext.tables import environment, in_force, table_file
+from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import select
 from jaxext.tuning import random_operands, timing, trial
 from jaxext.tuning import tune as tune_module
@@ -77,7 +77,7 @@ def path(tmp_path):
 
 
 def stored(path):
-    return select(table_file.load(path), in_force.context("cpu"), "").rows
+    return select(table_file.load(path), active.context("cpu"), "").rows
 
 
 def winner(row):
@@ -121,7 +121,7 @@ def of_depthwise(path):
 
 def taken(path):
     """By a program that is lowered with the table."""
-    with in_force.use_table(path):
+    with active.use_table(path):
         return jaxext.explain(depthwise)(*DEPTHWISE).rows[0]
 
 
@@ -132,7 +132,7 @@ def test_the_fastest_is_taken(fastest, clock, path):
     assert (row.preferred, winner(row), row.gain) == (PREFERRED, f"xla algorithm={fastest}", 2)
     assert jaxext.explain(depthwise)(*DEPTHWISE).rows[0].how == "dots"
     assert taken(path).how == fastest
-    with in_force.use_table(path):
+    with active.use_table(path):
         rng = np.random.default_rng(0)
         x, w = (rng.normal(size=s.shape).astype(np.float32) for s in DEPTHWISE)
         want = jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=NWC, feature_group_count=2)
@@ -197,7 +197,7 @@ def test_causal_convolutions(clock, path):
     def packed(x, w, seq_idx):
         return jaxext.causal_conv1d(x, w, seq_idx=seq_idx, activation="silu")
 
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         tuned = tune(packed, table=path)(struct(2, 9, 3), struct(4, 3), struct(2, 9, dtype=np.int8))
     assert ops(tuned) == {"causal_conv1d", "causal_conv1d_backward"} and all(winner(row) for row in tuned.rows)
     for call in calls:
@@ -213,7 +213,7 @@ def test_ranges_that_are_measured_are_valid(rows, groups, lead):
 
     for _ in lead:
         product = jax.vmap(product)
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         jax.jit(product).lower(struct(*lead, rows, 4), struct(*lead, groups, 4, 6), struct(*lead, groups, dtype=np.int32))
     (call,) = calls
     operands = dict(zip(call.dtypes, random_operands.of(call), strict=True))
@@ -322,7 +322,7 @@ def test_calls_that_no_table_answers(unmeasured, path):
 
 
 def test_products_of_lax_that_are_ours(clock, path):
-    with jaxext.in_place_of_lax(), in_force.collecting() as calls:
+    with jaxext.in_place_of_lax(), active.collecting() as calls:
         assert ops(tune(jnp.matmul, table=path, backward=False)(struct(2, 3), struct(3, 4))) == {"matmul_nn"}
         assert replacing_lax.value and len(calls) == 1  # candidates are made of lax itself
     with pytest.warns(UserWarning, match="tune: the function has no jaxext product, so nothing was measured: .*in_place_of_lax"):

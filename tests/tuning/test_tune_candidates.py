@@ -22,7 +22,7 @@ from jaxext.core.implementation import Algorithm, Implementation
 from jaxext.ops.conv.xla import XlaConvPlan
 from jaxext.ops.matmul.form import FAMILY
 from jaxext.ops.matmul.xla import XlaMatmul
-from jaxext.tables import in_force
+from jaxext.tables import active
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import timing, trial
 from jaxext.tuning.tune import tune
@@ -146,7 +146,7 @@ class Kernel(Implementation):
 
 @functools.cache
 def a_call():
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         jax.jit(lambda a, b: matmul(a, b)).lower(struct(4, 5), struct(5, 6))
     return calls[0]
 

@@ -11,7 +11,7 @@ from jaxext.benchmarks import record
 from jaxext.cli import command, verify
 from jaxext.cli.terminal import Failure
 from jaxext.core.contact import Contact, arrays
-from jaxext.tables import environment, in_force, table_file
+from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import Context
 from jaxext.verify import cases, contact_list, marks
 from jaxext.verify.events import read
@@ -45,7 +45,7 @@ def run(monkeypatch, tmp_path, capsys):
     """Runs the command as on an H100: cases that have one of these words in their names are wrong."""
     monkeypatch.setattr(table_file, "default_path", lambda: tmp_path / "cache/jaxext/tables.json")
     monkeypatch.setattr(verify, "_no_gpu", lambda: None)
-    monkeypatch.setattr(in_force, "context", lambda platform: HERE)
+    monkeypatch.setattr(active, "context", lambda platform: HERE)
     monkeypatch.setattr(contact_list, "contacts", cases_of_gram)
 
     def ran(*arguments, wrong=()):

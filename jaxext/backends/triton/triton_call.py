@@ -22,7 +22,7 @@ from jaxext._compat import adapt_dce_rule
 from jaxext._target import named
 from jaxext.backends.kernel import apart
 from jaxext.backends.triton import assembler, repairs
-from jaxext.core.call import Call, Splitter, no_kernel
+from jaxext.core.call import Call, Partitioner, no_kernel
 from jaxext.kernels.launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
@@ -38,7 +38,7 @@ def unavailable(call: Call) -> str | None:
     if call.platform == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
-        if call.splitter is not Splitter.NOBODY:
+        if call.partitioner is not Partitioner.NOBODY:
             return "the interpreter, a callback into Python, cannot stand in a program that XLA splits or exports: use a shard_map"
         return missing(interpreted=True)
     if reason := no_kernel(call, "cuda"):

@@ -3,7 +3,7 @@
     z[t, c] = Σ_i w[i, c] x[t - (k - 1) + i, c] + bias[c]        y = activation(z)
 
 The k - 1 inputs before the first are the *state*.  Where sequences lie behind each other, each tap reads what belongs to the same sequence
-as its result.  The operation is declared by a reference (`core.by_reference`), and it and its backward have kernels.
+as its result.  The operation is declared by a reference (`core.reference`), and it and its backward have kernels.
 
 The reference composes it.  Without a state it is a convolution with an epilogue (`conv_bias_act`).  A state changes the first k - 1
 results alone, which are such a convolution of the state and the first inputs.  Of packed sequences it is a sum of masked products, which
@@ -21,16 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core import activation as _activation
 from jaxext.core import partition
-from jaxext.core.by_reference import Declaration, Keywords, Reference
 from jaxext.core.call import Call
 from jaxext.core.checks import checked, promoted, refuse_kinds, refuse_shape
 from jaxext.core.epilogue import accumulated, applied
 from jaxext.core.family import Family, declare
+from jaxext.core.reference import Declaration, Keywords, Reference
 from jaxext.core.static import Static
-from jaxext.lax.dispatch import as_lax_says, compiled
+from jaxext.lax.dispatch import compiled, lax_params
 from jaxext.ops.causal.cuda import CudaCausal
 from jaxext.ops.causal.triton import TritonCausal
 from jaxext.ops.fused import conv_bias_act
@@ -56,7 +56,7 @@ def convolution(
     """`arrays`: x and w, and bias, seq_idx, initial_states and their numbers, `idx_of_states`, if they are given."""
     arrays = checked(name, arrays)
     if not isinstance(return_final_states, bool | np.bool_):
-        raise TypeError(f"{name}: return_final_states is {told(return_final_states)}, want a bool")
+        raise TypeError(f"{name}: return_final_states is {format_value(return_final_states)}, want a bool")
     x, w = arrays["x"], arrays["w"]
     refuse_shapes(name, arrays, x.ndim >= 2, "(..., T, C)")
     if "seq_idx" in arrays:
@@ -92,7 +92,7 @@ def _convolution(names, activation, return_final_states, *arrays, precision, imp
     given = dict(zip(names, arrays, strict=True))
     if precision is not None:
         one = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
-        params, _ = as_lax_says(functools.partial(lax.conv, window_strides=(1,), padding="VALID", precision=precision), one, one)
+        params, _ = lax_params(functools.partial(lax.conv, window_strides=(1,), padding="VALID", precision=precision), one, one)
         precision = params["precision"]
     x, taps = given["x"], given["w"].shape[0]
     promoted(given, ("x", "w"))  # raises where the user wants no promotion
@@ -177,7 +177,7 @@ def _composed(names, *arrays, activation, implementation=None, precision=None) -
 
 
 FAMILY, _ = (
-    declare(Family(name, twin=None, names=name), CudaCausal(), TritonCausal(), Reference())
+    declare(Family(name, lax_primitive=None, names=name), CudaCausal(), TritonCausal(), Reference())
     for name in ("causal_conv1d", "causal_conv1d_backward")
 )
 

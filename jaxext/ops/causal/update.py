@@ -14,14 +14,16 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext.core import activation as _activation
 from jaxext.core import partition
-from jaxext.core.by_reference import Reference
 from jaxext.core.checks import checked, refuse_shape
 from jaxext.core.epilogue import accumulated, applied
 from jaxext.core.family import Family
+from jaxext.core.reference import Reference
 from jaxext.lax.dispatch import compiled
 from jaxext.ops.causal.form import along, refuse_shapes
 
-FAMILY = Family("causal_conv1d_update", twin=None, names="causal_conv1d_update", implementations=[Reference()])  # no kernel: not declared
+FAMILY = Family(
+    "causal_conv1d_update", lax_primitive=None, names="causal_conv1d_update", implementations=[Reference()]
+)  # no kernel: not declared
 
 
 def update(name: str, arrays: Mapping[str, Any], activation, *, implementation: str | None) -> Any:
@@ -56,7 +58,7 @@ def update(name: str, arrays: Mapping[str, Any], activation, *, implementation: 
 
 def _update(names, activation, *arrays, implementation):
     del implementation  # there is one
-    given = dict(zip(names, partition.on_one_mesh(arrays), strict=True))
+    given = dict(zip(names, partition.place_on_one_mesh(arrays), strict=True))
     x, buffer, w, bias = given["x"], given["conv_state"], given["w"], given.get("bias")
     single = x.ndim < buffer.ndim
     x = x[..., None, :] if single else x
@@ -74,7 +76,7 @@ def _update(names, activation, *arrays, implementation):
         before = state[..., size - (taps - 1) :, :]
         new = jnp.concatenate([state, x.astype(state.dtype)], -2)[..., steps:, :]
     else:
-        before, new = _in_circle(state, x, lengths, taps)
+        before, new = _circular(state, x, lengths, taps)
     wide = accumulated(jnp.promote_types(x.dtype, w.dtype))
     read = jnp.concatenate([before.astype(wide), x.astype(wide)], -2)
     z = functools.reduce(jnp.add, [read[..., i : i + steps, :] * along(w[i].astype(wide), x) for i in range(taps)])
@@ -94,7 +96,7 @@ def _masked_sequences(y: jax.Array, indices: jax.Array | None = None) -> jax.Arr
     return jnp.where(lax.expand_dims(indices >= 0, range(indices.ndim, y.ndim)), y, jnp.zeros((), y.dtype))
 
 
-def _in_circle(state, x, lengths, taps):
+def _circular(state, x, lengths, taps):
     """The inputs before these, and the state with these; step t of a sequence lies at t modulo the size."""
     size, steps = state.shape[-2], x.shape[-2]
     kept = min(steps, size)  # the others would be overwritten

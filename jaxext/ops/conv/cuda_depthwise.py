@@ -130,7 +130,7 @@ def fills_vectors(problem: ConvProblem) -> bool:
     return problem.G * problem.K % vector == 0 and (vector % problem.K == 0 or problem.K % vector == 0)
 
 
-def on_tensor_cores(problem: ConvProblem) -> bool:
+def uses_tensor_cores(problem: ConvProblem) -> bool:
     """Whether tensor cores take it."""
     d, h, w = problem.axes
     plain = problem.role != "wgrad" and BITS[problem.dtypes[0]] == 16 and problem.K == 1 and problem.G % 8 == 0
@@ -144,7 +144,7 @@ def _on_tensor_cores(problem: ConvProblem, other: DepthwiseConfig) -> list[Depth
     that a batch may have the config of a part of it.  Lanes and strip are for arrays that do not start at a multiple of a vector, which
     the other kernels take."""
     _, h, w = problem.axes
-    if not on_tensor_cores(problem) or h.R * w.R < MMA_FEWEST_TAPS:
+    if not uses_tensor_cores(problem) or h.R * w.R < MMA_FEWEST_TAPS:
         return []
     lines = {cdiv(h.T, cdiv(h.T, most)) for most in range(1, min(h.T, MMA_MOST_LINES) + 1)}
     return [dataclasses.replace(other, lines=number) for number in sorted(lines)]

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Form, define
 from jaxext.core.static import Static
@@ -124,13 +124,13 @@ def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_
     """Raise errors at tracing that lax leaves to the compiler."""
     for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation)):
         if len(value) != rank:
-            raise ValueError(f"conv_general_dilated: {name} is {told(value)}, want one entry for each of {rank} spatial axes")
+            raise ValueError(f"conv_general_dilated: {name} is {format_value(value)}, want one entry for each of {rank} spatial axes")
     if any(stride <= 0 for stride in window_strides):
-        raise ValueError(f"conv_general_dilated: window_strides is {told(window_strides)}, want positive numbers")
+        raise ValueError(f"conv_general_dilated: window_strides is {format_value(window_strides)}, want positive numbers")
     for name, spec in zip(dimension_numbers._fields, dimension_numbers, strict=True):
         if not isinstance(spec, Sequence) or sorted(spec) != list(range(rank + 2)):
             error = ValueError if isinstance(spec, Sequence) else TypeError
-            raise error(f"conv_general_dilated: {name} of dimension_numbers is {told(spec)}, want each of {rank + 2} axes once")
+            raise error(f"conv_general_dilated: {name} of dimension_numbers is {format_value(spec)}, want each of {rank + 2} axes once")
 
 
 def _refuse_large(window, *others):
@@ -147,7 +147,7 @@ def _refuse_large(window, *others):
     }
     for name, sizes in numbers.items():
         if any(isinstance(n, int | np.integer) and not -(2**31) <= n < 2**31 for n in sizes):
-            raise ValueError(f"conv_general_dilated: {name} has the spatial sizes {told(sizes)}, want what 32 bits can count")
+            raise ValueError(f"conv_general_dilated: {name} has the spatial sizes {format_value(sizes)}, want what 32 bits can count")
     result = [int(n) for n in (*others, *window.output) if isinstance(n, int | np.integer)]
     if math.prod(result) >= 2**63:
         raise ValueError(f"conv_general_dilated: the result has the spatial sizes {window.output}, want what 64 bits can count")
@@ -184,7 +184,7 @@ def _channels_last_sharding(sharding, dimension_numbers, feature_group_count, ba
 FAMILY = declare(
     Family(
         "conv",
-        twin=lax.conv_general_dilated_p,
+        lax_primitive=lax.conv_general_dilated_p,
         names=r"conv\d+d",
         read=read,
         weights="w",

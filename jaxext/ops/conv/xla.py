@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext import _compat
-from jaxext.core.call import Call, Splitter
+from jaxext.core.call import Call, Partitioner
 from jaxext.core.implementation import Algorithm, Implementation, Plan, file_of, files_of, hash_of
 from jaxext.core.window import Window
 from jaxext.ops.conv.xla_dots import Dots
@@ -69,7 +69,7 @@ class XlaConvPlan(Plan):
         dgrad, (B, N, G, C, K) = call.open == "x", (call.sizes[label] for label in "BNGCK")
         self.window = call.window.transposed if dgrad else call.window
         sizes = B, N, G, *((K, C) if dgrad else (C, K))
-        dtypes, how = (promote(*call.dtypes.values()), call.dtype), (call.precision, call.splitter, call.platform)
+        dtypes, how = (promote(*call.dtypes.values()), call.dtype), (call.precision, call.partitioner, call.platform)
         self.conv = Conv("w" if call.open == "w" else "y", *sizes, self.window.cropped[1], *dtypes, dgrad, *how)
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class XlaConvPlan(Plan):
         operands = call.flatten(operands)
         if call.empty:
             return zeros(call.shape, call.dtype, *operands.values())
-        if not call.splitter.by_labels:
+        if not call.partitioner.by_labels:
             operands = {slot: z if slot == "x" else _with_whole_outputs(slot, z) for slot, z in operands.items()}
         a, b = operands["y" if conv.dgrad else "x"], operands["y" if conv.open == "w" else "w"]
         if conv.dgrad and not (isinstance(plan, Lax) and reverses(conv)):
@@ -143,7 +143,7 @@ def plans(conv: Conv) -> tuple[ConvPlan, ...]:
     only = _only(conv)
     if only:
         return (only(conv),)
-    by_labels = conv.splitter.by_labels
+    by_labels = conv.partitioner.by_labels
     found = [plan for algorithm in (ALGORITHMS if by_labels else WHOLE) if (plan := _planned(algorithm, conv))]
     if conv.platform in GPUS:
         first = _algorithm_of_gpu(conv)
@@ -161,9 +161,9 @@ def _only(conv: Conv) -> type[ConvPlan] | None:
         return Zeros
     if conv.platform in GPUS and not jnp.issubdtype(conv.dtype, jnp.inexact):
         return Dots  # on GPUs XLA refuses integer convolutions, saturates them, or computes groups of them wrongly
-    if not (conv.groups == 1 or conv.splitter.by_labels) or conv.open == "w" and conv.splitter.splits_windows:
+    if not (conv.groups == 1 or conv.partitioner.by_labels) or conv.open == "w" and conv.partitioner.splits_windows:
         return Dots  # XLA's partitioner multiplies these by the size of a mesh axis that splits nothing, or gathers them
-    if conv.splitter is Splitter.XLA:
+    if conv.partitioner is Partitioner.XLA:
         return Lax  # it would gather what phases interleave
     if not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(conv.dtype, jnp.inexact):
         return Lax

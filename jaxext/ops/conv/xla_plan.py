@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext.core.call import Splitter
+from jaxext.core.call import Partitioner
 from jaxext.core.window import Window
 
 
@@ -48,7 +48,7 @@ class Conv:
     result: np.dtype
     dgrad: bool = False
     precision: Any = None
-    splitter: Splitter = Splitter.NOBODY
+    partitioner: Partitioner = Partitioner.NOBODY
     platform: str = "cpu"
 
     @property
@@ -94,7 +94,7 @@ class Conv:
     @property
     def local(self) -> bool:
         """True on CPUs where XLA does not split the program."""
-        return self.platform == "cpu" and self.splitter.by_labels
+        return self.platform == "cpu" and self.partitioner.by_labels
 
     @property
     def shape(self) -> tuple[int, ...]:

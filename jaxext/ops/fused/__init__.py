@@ -22,7 +22,7 @@ from jaxext.core import activation as _activation
 from jaxext.core import epilogue
 from jaxext.core.checks import checked, given, refuse_dtypes, refuse_shape
 from jaxext.core.operation import Operation
-from jaxext.lax.dispatch import as_lax_says, compiled, sharding_in_types
+from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
 from jaxext.ops.conv.form import Arrangement, arranged
 from jaxext.ops.fused import form
 
@@ -222,7 +222,7 @@ def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_shard
     added = dict(zip(names, arrays, strict=True))
     x, w = added.pop("x"), added.pop("w")
     convolution = functools.partial(lax.conv_general_dilated, **keywords)
-    params, result = as_lax_says(convolution, x, w)
+    params, result = lax_params(convolution, x, w)
     features = w.shape[params["dimension_numbers"].rhs_spec[0]]
     if "bias" in added:
         refuse_shape(name, "bias", added["bias"], (features,), "an element for each output channel")

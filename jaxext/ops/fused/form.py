@@ -14,7 +14,7 @@ from jaxext.core.composition import Composition
 from jaxext.core.family import Family, declare
 from jaxext.core.operation import Operation
 from jaxext.core.static import Static
-from jaxext.lax.dispatch import as_dot_general_says, sharding_in_types
+from jaxext.lax.dispatch import dot_general_params, sharding_in_types
 from jaxext.ops.conv.cuda import CudaConv
 from jaxext.ops.conv.form import FAMILY as CONV
 from jaxext.ops.conv.form import conv_form
@@ -23,9 +23,11 @@ from jaxext.ops.matmul.cuda import CudaMatmul
 from jaxext.ops.matmul.form import MATMUL
 from jaxext.ops.matmul.triton import TritonMatmul
 
-_LINEAR = declare(Family("linear", twin=lax.dot_general_p, names="linear", weights="b"), CudaMatmul(), TritonMatmul(), Composition())
+_LINEAR = declare(
+    Family("linear", lax_primitive=lax.dot_general_p, names="linear", weights="b"), CudaMatmul(), TritonMatmul(), Composition()
+)
 _GATED = declare(
-    Family("gated_linear_unit", twin=lax.dot_general_p, names="gated_linear_unit", weights="b"),
+    Family("gated_linear_unit", lax_primitive=lax.dot_general_p, names="gated_linear_unit", weights="b"),
     CudaMatmul(),
     TritonMatmul(),
     Composition(),
@@ -33,7 +35,7 @@ _GATED = declare(
 CONV_BIAS_ACT = declare(
     Family(
         "conv_bias_act",
-        twin=lax.conv_general_dilated_p,
+        lax_primitive=lax.conv_general_dilated_p,
         names=r"conv\d+d_bias_act",
         weights="w",
         letters={**CONV.letters, "residual": CONV.letters["y"], epilogue.PREACTIVATION: CONV.letters["y"]},
@@ -89,7 +91,7 @@ def parameters(
     """
     if preferred_element_type is None:
         operands = operands | promoted(operands, factors)
-    said = as_dot_general_says([operands[slot] for slot in factors], contracted, precision, preferred_element_type)
+    said = dot_general_params([operands[slot] for slot in factors], contracted, precision, preferred_element_type)
     sharding = sharding_in_types(name, out_sharding, operands[factors[0]].ndim)
     if sharding is not None and ranks["N"] == 2:  # gate and up
         sharding = partition.insert(sharding, len(sharding.spec) - 1, None)

@@ -94,7 +94,7 @@ def clocks(problem: GramProblem, config: GramConfig) -> float:
 def share(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> float:
     """The clocks of this kernel over those of a kernel that computes the whole product, by the models."""
     fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem)}
-    return clocks(problem, pick(problem, table)) / cuda_matmul.of_library(MatmulProblem(**fields))
+    return clocks(problem, pick(problem, table)) / cuda_matmul.library_clocks(MatmulProblem(**fields))
 
 
 class CudaGram(Cuda):

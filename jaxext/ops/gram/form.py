@@ -27,7 +27,7 @@ from jaxext.core.family import Family, declare
 from jaxext.core.form import Form
 from jaxext.core.operation import Operation, sharded_as
 from jaxext.core.static import Static
-from jaxext.lax.dispatch import as_dot_general_says, compiled, sharding_in_types
+from jaxext.lax.dispatch import compiled, dot_general_params, sharding_in_types
 from jaxext.ops.gram.cuda import CudaGram
 from jaxext.ops.gram.triton import TritonGram
 from jaxext.ops.gram.xla import XlaGram, symmetric
@@ -97,7 +97,7 @@ def tangents(operation, operands, results, dots, static: Static) -> dict[str, ja
     return {"a": functools.reduce(jnp.add, of_y)} if of_y else {}
 
 
-FAMILY = declare(Family("gram", twin=lax.dot_general_p, names="gram"), CudaGram(), TritonGram(), XlaGram())
+FAMILY = declare(Family("gram", lax_primitive=lax.dot_general_p, names="gram"), CudaGram(), TritonGram(), XlaGram())
 
 
 def _examples(call: Call) -> dict[str, jax.Array]:
@@ -141,14 +141,14 @@ def matrices(name: str, x: Any) -> jax.Array:
 
 
 def _gram(name: str, x: jax.Array, *, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
-    said = as_dot_general_of_itself_says(x, precision, preferred_element_type)
+    said = gram_params(x, precision, preferred_element_type)
     return bound(x, None, Options(), out_sharding=sharding_in_types(name, out_sharding, x.ndim), implementation=implementation, **said)
 
 
-def as_dot_general_of_itself_says(x: jax.Array, precision: Any, dtype: Any) -> dict[str, Any]:
+def gram_params(x: jax.Array, precision: Any, dtype: Any) -> dict[str, Any]:
     """The dtype and precision of x xᵀ."""
     last, batch = (x.ndim - 1,), tuple(range(x.ndim - 2))
-    return as_dot_general_says((x, x), ((last, last), (batch, batch)), precision, dtype)
+    return dot_general_params((x, x), ((last, last), (batch, batch)), precision, dtype)
 
 
 def bound(x: jax.Array, addend: jax.Array | None, options: Options, **params: Any) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core import epilogue, partition
 from jaxext.core.epilogue import accumulated
 from jaxext.core.static import Static
@@ -37,14 +37,14 @@ def newton_schulz(name: str, x: Any, steps: Any, coefficients: Any, *, eps: Any,
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: x is {x.dtype}, want floating-point numbers")
     if not isinstance(steps, int | np.integer) or isinstance(steps, bool):
-        raise TypeError(f"{name}: steps is {told(steps)}, want an int")
+        raise TypeError(f"{name}: steps is {format_value(steps)}, want an int")
     if steps < 0:
         raise ValueError(f"{name}: steps is {steps}, want 0 or more")
     if not _is_number(eps):
-        raise TypeError(f"{name}: eps is {told(eps)}, want a number")
+        raise TypeError(f"{name}: eps is {format_value(eps)}, want a number")
     if not 0 <= eps < math.inf:
         raise ValueError(f"{name}: eps is {eps}, want a finite number of at least 0")
-    key = (name, _of_steps(name, int(steps), coefficients), float(eps))
+    key = (name, _triples(name, int(steps), coefficients), float(eps))
     return compiled(_iterated, key, gram.FAMILY, implementation, (x,), static, name=name)
 
 
@@ -52,7 +52,7 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, numbers.Real) and not isinstance(x, bool)
 
 
-def _of_steps(name: str, steps: int, coefficients: Any) -> tuple[Triple, ...]:
+def _triples(name: str, steps: int, coefficients: Any) -> tuple[Triple, ...]:
     """The coefficients of each step."""
 
     def triple(given: Any) -> bool:
@@ -62,7 +62,7 @@ def _of_steps(name: str, steps: int, coefficients: Any) -> tuple[Triple, ...]:
         return (tuple(map(float, coefficients)),) * steps
     wanted = f"want three numbers, or as many times three as there are steps, {steps}"
     if not isinstance(coefficients, Sequence) or not all(map(triple, coefficients)):
-        raise TypeError(f"{name}: coefficients is {told(coefficients)}, {wanted}")
+        raise TypeError(f"{name}: coefficients is {format_value(coefficients)}, {wanted}")
     if len(coefficients) != steps:
         raise ValueError(f"{name}: coefficients has {len(coefficients)} triples, {wanted}")
     return tuple(tuple(map(float, each)) for each in coefficients)
@@ -72,7 +72,7 @@ def _iterated(name: str, coefficients: Sequence[Triple], eps: float, x: jax.Arra
     tall = x.shape[-2] > x.shape[-1]
     x = jnp.swapaxes(x, -1, -2) if tall else x
     x = _normalised(x, eps)
-    said = gram.as_dot_general_of_itself_says(x, precision, None)
+    said = gram.gram_params(x, precision, None)
     for of_step in coefficients:
         x = _step(x, *of_step, implementation=implementation, **said)
     return jnp.swapaxes(x, -1, -2) if tall else x

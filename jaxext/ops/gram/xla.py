@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext._compat import Splitter
+from jaxext._compat import Partitioner
 from jaxext.core.call import Call, symbolic_size
 from jaxext.core.composition import composed
 from jaxext.core.form import dimension_numbers
@@ -24,7 +24,7 @@ class XlaGram(XlaDefinition):
     """The definition of `gram`.  It supports every call."""
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
-        if call.platform != "cpu" or symbolic_size(call) or not call.splitter.by_labels or call.sizes["M"] < 2:
+        if call.platform != "cpu" or symbolic_size(call) or not call.partitioner.by_labels or call.sizes["M"] < 2:
             return (DOT,)
         return (HALVES, DOT) if _gains(call) else (DOT, HALVES)
 
@@ -38,10 +38,10 @@ class XlaGram(XlaDefinition):
 
         def alone(x: jax.Array) -> jax.Array:
             y = dot(x, x)
-            return y if call.splitter is Splitter.XLA else symmetric(y)  # it would send the transpose between devices
+            return y if call.partitioner is Partitioner.XLA else symmetric(y)  # it would send the transpose between devices
 
         x = operands["c"]
-        return alone(x) if config == DOT else _by_halves(dot, alone, x, max(1, -(-x.shape[-2] // MOST_PARTS)))
+        return alone(x) if config == DOT else _halves(dot, alone, x, max(1, -(-x.shape[-2] // MOST_PARTS)))
 
 
 def _gains(call: Call) -> bool:
@@ -49,15 +49,15 @@ def _gains(call: Call) -> bool:
     return call.sizes["M"] >= 768 and call.sizes["N"] >= 512
 
 
-def _by_halves(dot: Callable, alone: Callable, x: jax.Array, leaf: int) -> jax.Array:
+def _halves(dot: Callable, alone: Callable, x: jax.Array, leaf: int) -> jax.Array:
     """Of the rows, those of each half with themselves, and those of one half with the other; until no more than `leaf` rows are left."""
     rows = x.shape[-2]
     if rows <= leaf:
         return alone(x)
     first, second = jnp.split(x, [rows // 2], -2)
     below = dot(second, first)
-    upper = lax.concatenate([_by_halves(dot, alone, first, leaf), jnp.swapaxes(below, -1, -2)], x.ndim - 1)
-    lower = lax.concatenate([below, _by_halves(dot, alone, second, leaf)], x.ndim - 1)
+    upper = lax.concatenate([_halves(dot, alone, first, leaf), jnp.swapaxes(below, -1, -2)], x.ndim - 1)
+    lower = lax.concatenate([below, _halves(dot, alone, second, leaf)], x.ndim - 1)
     return lax.concatenate([upper, lower], x.ndim - 2)
 
 

@@ -96,7 +96,7 @@ _LIBRARY = [
 ]
 
 
-def of_library(problem: MatmulProblem) -> float:
+def library_clocks(problem: MatmulProblem) -> float:
     """Expected time of XLA's product of 16-bit factors, in clocks."""
     return min(clocks(problem, config) for config in _LIBRARY)
 
@@ -127,7 +127,7 @@ def library_clocks_16_bits(problem: MatmulProblem) -> float:
         **{field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem) if field.name != "dtypes"},
         dtypes=("bf16", "bf16", problem.dtypes[2]),
     )
-    return of_library(plain)
+    return library_clocks(plain)
 
 
 class CudaMatmul(Cuda):

@@ -54,7 +54,7 @@ def arrangement(ndim: int, batch: Sequence[int], contract: Sequence[int]) -> tup
 
 
 FAMILY = declare(
-    Family("matmul", twin=lax.dot_general_p, names="matmul", read=read, weights="b"),
+    Family("matmul", lax_primitive=lax.dot_general_p, names="matmul", read=read, weights="b"),
     CudaMatmul(),
     TritonMatmul(),
     XlaMatmul(),

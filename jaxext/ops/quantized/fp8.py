@@ -149,7 +149,7 @@ def _transpose_rule(ct, dot, qvalue, scale, *gradient_scale, slot, rows, levels,
         return [ad.Zero(dot.aval), *rest]
     g, other = _rounded(ct, BACKWARD, *(gradient_scale or [None]), mapped=len(levels)), Quantized(qvalue, scale)
     arrays = {"y": g, "w": other} if slot == "x" else {"x": other, "y": g}
-    static = dict(dtype=dot.aval.dtype, out_sharding=partition.of_cotangent(dot.aval, ct, qvalue), implementation=implementation)
+    static = dict(dtype=dot.aval.dtype, out_sharding=partition.cotangent_sharding(dot.aval, ct, qvalue), implementation=implementation)
     return [_product(arrays, _labels(rows, slot, levels), slot, name=name, **static), *rest]
 
 

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext._told import dtype_named, refuse_traced, told
+from jaxext._messages import dtype_named, format_value, refuse_traced
 from jaxext.core.checks import checked, given
 from jaxext.lax.dispatch import compiled, sharding_in_types
 from jaxext.ops.scaled import form as scaled
@@ -95,7 +95,7 @@ def _blocks(name: str, shape: tuple[int, ...], group: int | None, axis: int | No
     parts = [[n] for n in shape]
     for argument, value in {"axis": axis, "group": group}.items():
         if not isinstance(value, numbers.Integral | None) or isinstance(value, bool):
-            raise TypeError(f"{name}: {argument} is {told(value)}, want a whole number, or None")
+            raise TypeError(f"{name}: {argument} is {format_value(value)}, want a whole number, or None")
     if axis is None:
         if group is not None:
             raise ValueError(f"{name}: group is {group} without an axis, want None: one scale for all of w")
@@ -133,7 +133,7 @@ def dtype_of(name: str, bits: int, dtype) -> np.dtype:
     """What `quantize` is told to make."""
     if dtype is None:
         if not isinstance(bits, int) or bits not in _DTYPES:
-            raise ValueError(f"{name}: bits is {told(bits)}, want one of {sorted(_DTYPES)}")
+            raise ValueError(f"{name}: bits is {format_value(bits)}, want one of {sorted(_DTYPES)}")
         return jnp.dtype(_DTYPES[bits])
     dtype = dtype_named(name, "dtype", dtype)
     if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number) or dtype == jnp.float8_e8m0fnu:
@@ -145,7 +145,7 @@ def matmul(name: str, x: Any, w: Any, *, precision, preferred_element_type, out_
     """`w` has the attributes of `Quantized`."""
     missing = [field for field in ("qvalue", "scale") if not hasattr(w, field)]
     if missing:
-        what = f"{name}: w is {told(w)}"
+        what = f"{name}: w is {format_value(w)}"
         raise TypeError(f"{what}, want a Quantized, such as quantize(w), or what has its attributes {missing[0]}, ...")
     arrays = {"x": x, "w.qvalue": w.qvalue, "w.scale": w.scale}
     if (zero := getattr(w, "zero_point", None)) is not None:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core import activation as _activation
 from jaxext.core import epilogue
 from jaxext.core.checks import checked, given, refuse_shape
@@ -127,7 +127,7 @@ def ragged_dot_general(
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
     if not isinstance(ragged_dot_dimension_numbers, jax.lax.RaggedDotDimensionNumbers):
-        got = told(ragged_dot_dimension_numbers)
+        got = format_value(ragged_dot_dimension_numbers)
         raise TypeError(f"ragged_dot_general: ragged_dot_dimension_numbers is {got}, want a jax.lax.RaggedDotDimensionNumbers")
     return form.product(
         "ragged_dot_general",
@@ -262,7 +262,7 @@ def _fused(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
 
 def _masked_rows(sizes: jax.Array, y: jax.Array, row_scale: jax.Array | None = None) -> jax.Array:
     """y times the scale of each row, and zeros in rows of no group, where neither is read."""
-    inside = form.in_groups(*form.ranges(sizes, y.shape[0], sizes.shape[0]), y.sum(1), 0)[:, None]
+    inside = form.group_mask(*form.ranges(sizes, y.shape[0], sizes.shape[0]), y.sum(1), 0)[:, None]
     y = jnp.where(inside, y, 0)
     return y if row_scale is None else jnp.where(inside, y * row_scale.astype(y.dtype)[:, None], 0)
 

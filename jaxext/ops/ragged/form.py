@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core import epilogue, partition
 from jaxext.core.call import Call
 from jaxext.core.composition import Composition
@@ -33,7 +33,7 @@ from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, Form, define, dimension_numbers
 from jaxext.core.operation import Operation
 from jaxext.core.static import Static
-from jaxext.lax.dispatch import as_lax_says, compiled, sharding_in_types
+from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
 from jaxext.lax.substitute import transpose
 from jaxext.ops.matmul.form import read as read_dot_general
 from jaxext.ops.ragged.cuda import CudaRagged
@@ -64,7 +64,7 @@ def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = 
     return first, last
 
 
-def in_groups(begin: jax.Array, end: jax.Array, like: jax.Array, same: int) -> jax.Array:
+def group_mask(begin: jax.Array, end: jax.Array, like: jax.Array, same: int) -> jax.Array:
     """Which rows are in a group, with the shape and sharding of `like`, (..., rows), of which `same` axes before the last share ranges."""
     axis = like.ndim - 1
     row = lax.broadcasted_iota(jnp.int32, like.shape, axis, out_sharding=partition.explicit(jax.typeof(like)))[..., None]
@@ -109,7 +109,7 @@ def _rows(lhs, rhs, sizes, numbers, ragged, offset, **params):
     """Ragged rows: by y open, or by x open if the contracted axes of rhs come last."""
     (lc, rc), (lb, rb) = numbers.dot_dimension_numbers
     (group,) = numbers.rhs_group_dimensions
-    lc, rc = _in_order(lc, rc)
+    lc, rc = _ordered(lc, rc)
     free = [axis for axis in range(lhs.ndim) if axis not in lb and axis not in lc]
     columns = [axis for axis in range(rhs.ndim) if axis not in (*rb, *rc, group)]
     others, same = _around(free, ragged, sizes)
@@ -158,7 +158,7 @@ def _batches(lhs, rhs, sizes, numbers, ragged, offset, **params):
     return read_dot_general(lhs, rhs, dimension_numbers=((lc, rc), (lb, rb)), **params)
 
 
-def _in_order(lc: Axes, rc: Axes) -> tuple[list[int], list[int]]:
+def _ordered(lc: Axes, rc: Axes) -> tuple[list[int], list[int]]:
     """Pairs of contracted axes in the order of those of lhs."""
     pairs = sorted(zip(lc, rc, strict=True))
     return [left for left, _ in pairs], [right for _, right in pairs]
@@ -192,7 +192,7 @@ def product(name: str, arrays: Mapping[str, Any], numbers, *, implementation, **
     """`arrays`: lhs, rhs, group_sizes, and group_offset if it is given; `numbers`: None for those of `lax.ragged_dot`."""
     for argument, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
-            raise TypeError(f"{name}: {argument} is {told(x)}, want an array")
+            raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array")
     given = tuple(jnp.asarray(x) for x in arrays.values())
     return compiled(_product, (name, numbers), FAMILY, implementation, given, static, name=name)
 
@@ -209,7 +209,7 @@ def _product(name, numbers, *given, out_sharding, implementation, **static) -> j
             raise TypeError(f"{name}: group_offset is {offset.dtype}{list(offset.shape)}, want one whole number, of the shape (1,)")
         said = _sizes_of_rhs(rhs, sizes, numbers)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):  # lax infers no sharding, the form does
-        params, result = as_lax_says(namesake, lhs, rhs, said)
+        params, result = lax_params(namesake, lhs, rhs, said)
     params["out_sharding"] = sharding_in_types(name, out_sharding, result.ndim)
     params["group_offset"] = offset
     return read(lhs, rhs, sizes, dtype=result.dtype, implementation=implementation, **params)
@@ -240,7 +240,7 @@ def _sizes_of_rhs(rhs, sizes, numbers):
 
 
 FAMILY = declare(
-    Family("ragged", twin=_compat.ragged_dot_general_p, names="ragged", read=read, bind=bind, said=said),
+    Family("ragged", lax_primitive=_compat.ragged_dot_general_p, names="ragged", read=read, bind=bind, said=said),
     CudaRagged(),
     TritonRagged(),
     XlaRagged(),
@@ -260,9 +260,14 @@ RAGGED = define(
     )
 )
 
-_LINEAR = declare(Family("ragged_linear", twin=FAMILY.twin, names="ragged_linear"), CudaRagged(), TritonRagged(), Composition())
+_LINEAR = declare(
+    Family("ragged_linear", lax_primitive=FAMILY.lax_primitive, names="ragged_linear"), CudaRagged(), TritonRagged(), Composition()
+)
 _GATED = declare(
-    Family("ragged_gated_linear_unit", twin=FAMILY.twin, names="ragged_gated_linear_unit"), CudaRagged(), TritonRagged(), Composition()
+    Family("ragged_gated_linear_unit", lax_primitive=FAMILY.lax_primitive, names="ragged_gated_linear_unit"),
+    CudaRagged(),
+    TritonRagged(),
+    Composition(),
 )
 
 
@@ -270,7 +275,7 @@ _GATED = declare(
 # product itself.  So it is zero there, is split over devices as that is, and its transpose is a sum over the rows of each group.
 
 
-def _of_groups(operation, product, operands, values: jax.Array, like: jax.Array, result: str, static: Static) -> jax.Array:
+def _spread_over_rows(operation, product, operands, values: jax.Array, like: jax.Array, result: str, static: Static) -> jax.Array:
     """For each row the values of its group, (B, G) or (B, G, N); `like` is the result of this name.  Ones, times the values."""
     form, open = operation.product
     rank = operation.unpack(static.ranks)
@@ -285,21 +290,21 @@ def _of_groups(operation, product, operands, values: jax.Array, like: jax.Array,
     return product(form, open, operands | {"x": ones, "w": values}, inner)
 
 
-def _in_groups(operation: Operation, product, operands, y: jax.Array, static: Static) -> jax.Array:
+def _masked_rows_of_no_group(operation: Operation, product, operands, y: jax.Array, static: Static) -> jax.Array:
     """The result, or its tangent, with zeros in the rows of no group."""
     if "scale" not in operands and static.options.activation != "sigmoid":
         return y  # zero there already
     lead = operation.position(operation.open, "M", static.ranks) + 1
     rank = operation.unpack(static.ranks)
     if product is Form.bind:
-        inside = in_groups(operands["begin"], operands["end"], y.sum(tuple(range(lead, y.ndim))), rank["R"])
+        inside = group_mask(operands["begin"], operands["end"], y.sum(tuple(range(lead, y.ndim))), rank["R"])
     else:  # a device may have a part of the groups, and the product is a sum over devices
         ones = jnp.ones(operands["w"].shape[: rank["B"] + 1], y.dtype)
-        inside = _of_groups(operation, product, operands, ones, y, operation.open, static) != 0
+        inside = _spread_over_rows(operation, product, operands, ones, y, operation.open, static) != 0
     return jnp.where(lax.expand_dims(inside, range(lead, y.ndim)), y, jnp.zeros((), y.dtype))
 
 
-_GROUPS = epilogue.Groups(_of_groups, _in_groups)
+_GROUPS = epilogue.Groups(_spread_over_rows, _masked_rows_of_no_group)
 
 
 @functools.cache

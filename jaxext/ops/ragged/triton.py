@@ -28,11 +28,11 @@ class TritonRagged(TritonMatmul):
         if "visits" not in plain.slots:
             return plain
         return dataclasses.replace(
-            plain, slots=(*plain.slots[:-1], "begin", "end"), call=functools.partial(_with_visits, plain, problem.M, config.tile_m)
+            plain, slots=(*plain.slots[:-1], "begin", "end"), call=functools.partial(_call_with_visits, plain, problem.M, config.tile_m)
         )
 
 
-def _with_visits(plain: KernelCall, rows: int, tile: int, result: Any, *operands: jax.Array) -> Any:
+def _call_with_visits(plain: KernelCall, rows: int, tile: int, result: Any, *operands: jax.Array) -> Any:
     """Call the kernel with the visits of tiles of rows in place of the ranges of groups, which are the last operands."""
     *given, begin, end = operands
     return plain.call(result, *given, visits(jnp, begin, end, rows, tile))

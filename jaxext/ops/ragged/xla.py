@@ -39,7 +39,7 @@ class XlaRagged(XlaDefinition):
 
     def candidates(self, call: Call) -> Sequence[Ways]:
         # XLA's partitioner would gather what a loop slices, and splits a sum well.
-        if symbolic_size(call) or call.splitter is _compat.Splitter.XLA:
+        if symbolic_size(call) or call.partitioner is _compat.Partitioner.XLA:
             return (Ways("expanded"),)
         if call.empty:
             return (Ways("dense"),)

@@ -70,12 +70,12 @@ def divided(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
     if sharding is None or sizes == [*x.shape]:
         return x.reshape(sizes)
     x = placed(x, NamedSharding(sharding.mesh, P(*_kept(sharding, parts))))
-    return lax.reshape(x, sizes, out_sharding=of_divided(sharding, parts))
+    return lax.reshape(x, sizes, out_sharding=divided_sharding(sharding, parts))
 
 
-def of_divided(sharding: NamedSharding, parts: Sequence[Sequence[int]]) -> NamedSharding:
+def divided_sharding(sharding: NamedSharding, parts: Sequence[Sequence[int]]) -> NamedSharding:
     """The sharding that `divided` makes of this one."""
-    return NamedSharding(sharding.mesh, _of_parts(_kept(sharding, parts), parts))
+    return NamedSharding(sharding.mesh, _parts_spec(_kept(sharding, parts), parts))
 
 
 def joined(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
@@ -85,7 +85,7 @@ def joined(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
         return x.reshape(sizes)
     specs = iter(sharding.spec)
     firsts = [[next(specs) for _ in part][0] for part in parts]
-    x = placed(x, NamedSharding(sharding.mesh, _of_parts(firsts, parts)))
+    x = placed(x, NamedSharding(sharding.mesh, _parts_spec(firsts, parts)))
     return lax.reshape(x, sizes, out_sharding=NamedSharding(sharding.mesh, P(*firsts)))
 
 
@@ -94,7 +94,7 @@ def placed(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
     return x if sharding is None or jax.typeof(x).sharding == sharding else jax.sharding.reshard(x, sharding)
 
 
-def _of_parts(specs: Sequence, parts: Sequence[Sequence[int]]) -> P:
+def _parts_spec(specs: Sequence, parts: Sequence[Sequence[int]]) -> P:
     return P(*(spec if i == 0 else None for spec, part in zip(specs, parts, strict=True) for i in range(len(part))))
 
 

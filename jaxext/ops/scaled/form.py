@@ -22,16 +22,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext import _compat
-from jaxext._told import dtype_named, told
+from jaxext._messages import dtype_named, format_value
 from jaxext.core import partition
 from jaxext.core.checks import checked
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, Form, define
 from jaxext.core.static import Static
-from jaxext.lax.dispatch import as_lax_says, compiled, sharding_in_types
+from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
 from jaxext.lax.substitute import transpose
 from jaxext.ops.matmul.form import MATMUL, arrangement
-from jaxext.ops.scaled.blocks import Cut, blocks_fit, divided, joined, of_divided, placed, spread
+from jaxext.ops.scaled.blocks import Cut, blocks_fit, divided, divided_sharding, joined, placed, spread
 from jaxext.ops.scaled.cuda import CudaScaled
 from jaxext.ops.scaled.triton import TritonScaled
 from jaxext.ops.scaled.xla import XlaScaled, balanced, summed
@@ -103,7 +103,7 @@ def bind_lax(*arrays: jax.Array, **static) -> jax.Array:
 
 def _as_lax(*arrays, dimension_numbers, preferred_element_type, implementation) -> jax.Array:
     static = dict(dimension_numbers=dimension_numbers, preferred_element_type=preferred_element_type)
-    as_lax_says(functools.partial(_compat.scaled_dot_p.bind, **static), *arrays)  # raises what lax raises
+    lax_params(functools.partial(_compat.scaled_dot_p.bind, **static), *arrays)  # raises what lax raises
     names = ("lhs", "rhs", "lhs_scale", "rhs_scale")
     # lax rounds all numbers to bfloat16, also those that `product` refuses.
     given = [x if _is_number(x.dtype, name in names[:2]) else x.astype(jnp.bfloat16) for name, x in zip(names, arrays, strict=True)]
@@ -134,7 +134,7 @@ def constant_e8m0(name: str, argument: str, scale: jax.Array) -> jax.Array:
 
     @same.defjvp
     def _(primals, tangents):
-        got = f"{argument} is {told(primals[0])}, which has no negative tangents, and a derivative in it is taken"
+        got = f"{argument} is {format_value(primals[0])}, which has no negative tangents, and a derivative in it is taken"
         raise TypeError(f"{name}: {got}, want it constant: jax.lax.stop_gradient")
 
     return same(scale) if scale.dtype == jnp.float8_e8m0fnu else scale
@@ -162,7 +162,7 @@ def _dimension_numbers(name: str, lhs, rhs, numbers) -> Any:
         numbers = ((tuple(map(int, lc)), tuple(map(int, rc))), (tuple(map(int, lb)), tuple(map(int, rb))))
     except (TypeError, ValueError) as error:
         want = "((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)), four sequences of axes, or None"
-        raise TypeError(f"{name}: dimension_numbers is {told(numbers)}, want {want}") from error
+        raise TypeError(f"{name}: dimension_numbers is {format_value(numbers)}, want {want}") from error
     bare = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (lhs, rhs)]
     jax.eval_shape(lambda lhs, rhs: lax.dot_general(lhs, rhs, numbers), *bare)  # raises what lax raises
     return numbers
@@ -222,7 +222,7 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation, pr
     (i, m), (s, k), (j, n) = m.ranks, k.ranks, n.ranks
     parts = [*([size] for size in left.sizes(lb)), *rows.parts, *cols.parts]
     wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (left.x, right.x)]
-    said, _ = as_lax_says(functools.partial(lax.dot_general, dimension_numbers=dims, precision=precision), *wide)
+    said, _ = lax_params(functools.partial(lax.dot_general, dimension_numbers=dims, precision=precision), *wide)
     sharding = sharding_in_types(name, out_sharding, len(parts))
     operands = left.arrays(first, rows, sums) | right.arrays(second, cols, sums)
     scales = [scale for slot in (first, second) if (scale := f"{slot}_scale") in operands]
@@ -236,13 +236,13 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation, pr
         dtypes=(dtype,),
         precision=said["precision"],
         implementation=implementation,
-        out_sharding=sharding and of_divided(sharding, parts),
+        out_sharding=sharding and divided_sharding(sharding, parts),
     )
     return placed(joined(y, parts), sharding)
 
 
 FAMILY = declare(
-    Family("scaled_dot", twin=lax.dot_general_p, names=r"scaled_dot_[wxy]+", namesake=_compat.scaled_dot_p, bind=bind_lax),
+    Family("scaled_dot", lax_primitive=lax.dot_general_p, names=r"scaled_dot_[wxy]+", namesake=_compat.scaled_dot_p, bind=bind_lax),
     CudaScaled(),
     TritonScaled(),
     XlaScaled(),

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.core.call import Call, Splitter, symbolic_size
+from jaxext.core.call import Call, Partitioner, symbolic_size
 from jaxext.core.implementation import Algorithm
 from jaxext.ops.matmul.xla import XlaDefinition, XlaMatmul, convert, product, unfused
 
@@ -24,7 +24,7 @@ class XlaScaled(XlaDefinition):
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         """By parts first where a factor is large: the cache holds a part in float32, and memory is not written."""
-        if symbolic_size(call) or call.splitter is Splitter.XLA or _part(call) is None:
+        if symbolic_size(call) or call.partitioner is Partitioner.XLA or _part(call) is None:
             return (Algorithm("whole"),)
         order = ("by parts", "whole") if call.platform == "cpu" else ("whole", "by parts")
         return tuple(map(Algorithm, order))
@@ -46,7 +46,7 @@ class XlaScaled(XlaDefinition):
                 factors[slot] = x.astype(wide)
             return (_flat if parts else _MATMUL.run)(dataclasses.replace(call, dtype=dtype), config, factors)
 
-        y = _by_parts(call, scaled, operands, dtype) if parts else scaled(operands)
+        y = _run_parts(call, scaled, operands, dtype) if parts else scaled(operands)
         along = [_along(call, name, operands, call.open, sums) for name in after]
         for scale in balanced(*along) if len(along) == 2 else along:
             y = y * scale
@@ -96,7 +96,7 @@ def _flat(call: Call, config: Algorithm, factors: Mapping[str, jax.Array]) -> ja
     return y.reshape([sizes[axis] for axis in call.axes[call.open]])
 
 
-def _by_parts(call: Call, of, operands: Mapping[str, jax.Array], dtype) -> jax.Array:
+def _run_parts(call: Call, of, operands: Mapping[str, jax.Array], dtype) -> jax.Array:
     """A product of all operands part by part: the sum of all, or, if the result has the axis, beside each other."""
     found = _part(call)
     assert found is not None

@@ -60,7 +60,7 @@ def test_what_a_square_is_expected_to_gain(rows):
 def test_a_whole_product_is_the_best_of_the_librarys():
     problem = a_problem(4096, 4096)
     tile = cuda_matmul.MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
-    assert cuda_matmul.of_library(problem) <= cuda_matmul.clocks(problem, tile)
+    assert cuda_matmul.library_clocks(problem) <= cuda_matmul.clocks(problem, tile)
 
 
 def test_an_addend_takes_time_and_one_part():

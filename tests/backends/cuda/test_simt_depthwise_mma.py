@@ -27,7 +27,7 @@ CASES = {
 SMALL = problem((7, 9), (7, 7), G=8, N=2, low=3, high=3)
 
 
-def on_tensor_cores(lines):
+def uses_tensor_cores(lines):
     return DepthwiseConfig(lanes=1, strip=4, lines=lines)
 
 
@@ -36,7 +36,7 @@ def on_tensor_cores(lines):
 def test_geometry(simulator, role, dtype):
     """Parts of one line, of a few with a shorter last one, and of whole images."""
     cases = [of_role(case, role, dtype) for case in CASES.values()]
-    launches = [(case, on_tensor_cores(lines)) for case in cases for lines in ((1, 32) if case.N > 16 else (3,))]
+    launches = [(case, uses_tensor_cores(lines)) for case in cases for lines in ((1, 32) if case.N > 16 else (3,))]
     simulator.check(DEPTHWISE, launches)
     for (case, config), reply in zip(launches, simulator.run(DEPTHWISE, [(*launch, None) for launch in launches]), strict=True):
         assert reply.kernel == ("GatherMma", 5 if case.filter[1] <= 5 else 7) and reply.grid == cuda_depthwise.grid(case, config)
@@ -45,7 +45,7 @@ def test_geometry(simulator, role, dtype):
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_rounding(simulator, dtype):
     """The result is the float32 sum, rounded once."""
-    simulator.check(DEPTHWISE, [(of_role(SMALL, "fprop", dtype), on_tensor_cores(5))], integers=False)
+    simulator.check(DEPTHWISE, [(of_role(SMALL, "fprop", dtype), uses_tensor_cores(5))], integers=False)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -57,7 +57,7 @@ def test_what_is_not_finite_reaches_only_targets_that_meet_it(simulator, role):
     source[0, 0, 0, 3, 6, 3] = np.inf
     source[0, 0, 0, 0, 0, 1] = -np.inf
     source[0, 1, 0, -1, -1, 7] = np.nan
-    (got,) = simulator.launch(DEPTHWISE, case, on_tensor_cores(4), operands).results
+    (got,) = simulator.launch(DEPTHWISE, case, uses_tensor_cores(4), operands).results
     with np.errstate(invalid="ignore"):
         want = _summed(case, operands)
     np.testing.assert_array_equal(got.astype(np.float64), want)
@@ -86,7 +86,7 @@ def test_an_infinite_tap_meets_no_padding(simulator):
     operands["w"][...] = 1
     operands["w"][0, 5, 0, 0, 0, 0] = np.inf
     operands["x"][...] = 1
-    (got,) = simulator.launch(DEPTHWISE, case, on_tensor_cores(32), operands).results
+    (got,) = simulator.launch(DEPTHWISE, case, uses_tensor_cores(32), operands).results
     finite = np.isfinite(got.astype(np.float32)[0, :, 0, :, :, :, 0])
     assert finite[..., [c for c in range(8) if c != 5]].all()
     assert finite[:, :3, :, 5].all() and finite[:, :, :3, 5].all() and not finite[:, 3:, 3:, 5].any()
@@ -96,7 +96,7 @@ def test_large_sums_round_to_infinity(simulator):
     """They are computed anew, which changes nothing."""
     case = of_role(CASES["7x7 without padding"], "fprop", "fp16")
     operands = {slot: np.full_like(x, 300) for slot, x in operands_of(case).items()}
-    (got,) = simulator.launch(DEPTHWISE, case, on_tensor_cores(3), operands).results
+    (got,) = simulator.launch(DEPTHWISE, case, uses_tensor_cores(3), operands).results
     assert (got == np.inf).all()
 
 
@@ -120,16 +120,16 @@ REFUSED = [
 @pytest.mark.parametrize("changes, lines, message", REFUSED)
 def test_refused_configs(simulator, changes, lines, message):
     case = dataclasses.replace(of_role(CASES["7x7"], changes.get("role", "fprop"), "bf16"), **changes)
-    reply = simulator.plan(DEPTHWISE, case, on_tensor_cores(lines))
+    reply = simulator.plan(DEPTHWISE, case, uses_tensor_cores(lines))
     assert reply.code == INVALID and reply.message.startswith("depthwise ") and message in reply.message
 
 
 def test_what_python_offers_is_taken_and_nothing_else_is(simulator):
-    """`on_tensor_cores` says what the launcher says."""
+    """`uses_tensor_cores` says what the launcher says."""
     changes = [{}, *(changes for changes, lines, _ in REFUSED if 0 < lines <= 32), {"filter_dilation": (2, 1, 1)}]
     cases = [dataclasses.replace(of_role(CASES["7x7"], change.get("role", "fprop"), "bf16"), **change) for change in changes]
-    replies = simulator.run(DEPTHWISE, [(case, on_tensor_cores(4), None) for case in cases])
-    assert [reply.code == 0 for reply in replies] == [cuda_depthwise.on_tensor_cores(case) for case in cases]
+    replies = simulator.run(DEPTHWISE, [(case, uses_tensor_cores(4), None) for case in cases])
+    assert [reply.code == 0 for reply in replies] == [cuda_depthwise.uses_tensor_cores(case) for case in cases]
 
 
 def test_the_model_prefers_tensor_cores_for_large_filters():

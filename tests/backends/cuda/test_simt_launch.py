@@ -17,7 +17,7 @@ from simt_weight_only import a_problem as a_product
 from test_causal_kernel import a_problem as a_sequence
 from test_depthwise import of_role, problem
 from test_simt import CASES
-from test_simt_depthwise_mma import SMALL, on_tensor_cores
+from test_simt_depthwise_mma import SMALL, uses_tensor_cores
 
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.ops.causal import cuda as cuda_causal
@@ -220,7 +220,7 @@ def misaligned():
             yield DEPTHWISE, of_role(problem((9,), (4,), G=8, low=3), role, dtype), [DepthwiseConfig(lanes=4, strip=8)]
         for role in ROLES[CAUSAL]:
             yield CAUSAL, (case := a_sequence(role, dtype=dtype, **packed)), CAUSAL.configs(case)
-    yield DEPTHWISE, of_role(SMALL, "dgrad", "bf16"), [on_tensor_cores(4)]
+    yield DEPTHWISE, of_role(SMALL, "dgrad", "bf16"), [uses_tensor_cores(4)]
 
 
 @pytest.mark.parametrize("family, case, configs", [*misaligned()], ids=lambda value: getattr(value, "role", str(value)[:9]))

@@ -17,14 +17,15 @@ from jax.sharding import PartitionSpec as P
 from lowered import NHWC
 
 import jaxext
-from jaxext.core.call import Splitter
+from jaxext.core.call import Partitioner
 from jaxext.core.implementation import Algorithm
+from jaxext.core.static import Static
 from jaxext.core.window import Window, dilate
 from jaxext.ops.conv import xla, xla_dots, xla_plan, xla_rows
 from jaxext.ops.conv.form import conv_form
 from jaxext.ops.conv.xla_lax import Lax
 
-SPLITTER = {False: Splitter.NOBODY, True: Splitter.XLA}
+SPLITTER = {False: Partitioner.NOBODY, True: Partitioner.XLA}
 
 
 def definition(open, operands, sizes, window):
@@ -60,11 +61,12 @@ def labels(B=1, N: Any = 2, G=1, C=1, K=1):
     return dict(B=B, N=N, G=G, C=C, K=K)
 
 
-def planned(open, operands, window, dtype="float32", splitter=Splitter.NOBODY, platform="cpu"):
+def planned(open, operands, window, dtype="float32", partitioner=Partitioner.NOBODY, platform="cpu"):
     """The plan of a call of operands, which need only shapes and dtypes."""
     form = conv_form(window.rank)
-    how: Any = dict(platform=platform, arch=None, splitter=splitter, dtype=np.dtype(dtype), precision=None)
-    call = form.call(open, [operands[slot] for slot in form.operands(open)], ranks=(1,) * len(form.free), window=window, **how)
+    static = Static(ranks=(1,) * len(form.free), dtypes=(np.dtype(dtype),), window=window)
+    avals = [operands[slot] for slot in form.operands(open)]
+    call = form.call(open, avals, static=static, platform=platform, arch=None, partitioner=partitioner)
     return xla.XlaConv().plan(call)
 
 
@@ -83,20 +85,20 @@ def lowered(*args, **how) -> Any:
     return jax.jit(function).lower(operands)
 
 
-def plans(open, sizes, window, dtype="float32", splitter=Splitter.NOBODY):
+def plans(open, sizes, window, dtype="float32", partitioner=Partitioner.NOBODY):
     """The names of all, the one that is taken first."""
-    return [*costs(open, sizes, window, dtype, splitter)]
+    return [*costs(open, sizes, window, dtype, partitioner)]
 
 
-def costs(open, sizes, window, dtype="float32", splitter=Splitter.NOBODY) -> dict[str, Any]:
+def costs(open, sizes, window, dtype="float32", partitioner=Partitioner.NOBODY) -> dict[str, Any]:
     """The costs of all algorithms, in the order of preference."""
-    return {name: plan.cost for name, plan in found(open, sizes, window, dtype, splitter).items()}
+    return {name: plan.cost for name, plan in found(open, sizes, window, dtype, partitioner).items()}
 
 
-def found(open, sizes, window, dtype="float32", splitter=Splitter.NOBODY, platform="cpu"):
+def found(open, sizes, window, dtype="float32", partitioner=Partitioner.NOBODY, platform="cpu"):
     """The plans of all algorithms, in the order of preference."""
     operands = {slot: jax.ShapeDtypeStruct(shape, dtype) for slot, shape in shapes_of(sizes, window).items()}
-    return planned(open, operands, window, dtype, splitter, platform).found
+    return planned(open, operands, window, dtype, partitioner, platform).found
 
 
 def rewrite(open, sizes, window, dtype: Any = "float32"):
@@ -314,7 +316,7 @@ over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "win
 
 @over(PLANS)
 def test_each_algorithm_is_exact(name, open, sizes, window, partitioned):
-    assert name in plans(open, sizes, window, splitter=SPLITTER[partitioned])
+    assert name in plans(open, sizes, window, partitioner=SPLITTER[partitioned])
     check(sizes, window, open, (partitioned,), name)
 
 
@@ -434,8 +436,8 @@ def test_the_plan_is_the_least_cost(choice):
 
 def test_nothing_is_to_be_chosen():
     """XLA may still partition, the batch size is traced, or a dense convolution has 64 bits: the rates are those of 32 bits."""
-    for splitter, sizes in itertools.product((Splitter.XLA, Splitter.LATER), SIZES.values()):
-        assert len(plans("y", sizes, GEOMETRIES["same"], splitter=splitter)) == 1
+    for partitioner, sizes in itertools.product((Partitioner.XLA, Partitioner.LATER), SIZES.values()):
+        assert len(plans("y", sizes, GEOMETRIES["same"], partitioner=partitioner)) == 1
     traced = labels(N=export.symbolic_shape("n")[0], G=3)
     assert plans("y", traced, SAME) == plans("w", traced, SAME) == ["lax"]
     for open, dtype in itertools.product("yxw", ("float64", "complex64")):

@@ -15,7 +15,7 @@ from test_conv_algorithms import conv as conv_of_slots
 from test_conv_algorithms import definition, found, labels, shapes_of, window
 
 import jaxext
-from jaxext.core.call import Splitter
+from jaxext.core.call import Partitioner
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
 SIZES = labels(B=2, G=2, C=3, K=2)
@@ -45,7 +45,7 @@ def test_the_plan(sizes, dtype):
     """On GPUs dots, whoever splits; on CPUs lax's own, which is right there."""
     for open in "yxw":
         plans = functools.partial(found, open, sizes, WINDOW, dtype)
-        assert {*itertools.chain(*(plans(s, p) for s in Splitter for p in ("cuda", "rocm")))} == {"dots"}
+        assert {*itertools.chain(*(plans(s, p) for s in Partitioner for p in ("cuda", "rocm")))} == {"dots"}
         assert [*plans()] == ["lax"]
 
 

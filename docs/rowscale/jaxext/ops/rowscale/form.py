@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxext.core.by_reference import Declaration, Keywords, Reference
 from jaxext.core.checks import checked, refuse_shape
 from jaxext.core.family import Family, declare
+from jaxext.core.reference import Declaration, Keywords, Reference
 from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled
 from jaxext.ops.rowscale.cuda import CudaRowscale
@@ -20,7 +20,7 @@ def _reference(x, scale):
 
 
 MATRICES = ("B", "M", "N")
-FAMILY = declare(Family("rowscale", twin=None, names="rowscale"), CudaRowscale(), TritonRowscale(), Reference())
+FAMILY = declare(Family("rowscale", lax_primitive=None, names="rowscale"), CudaRowscale(), TritonRowscale(), Reference())
 OPERATION = Declaration("rowscale", _reference, inputs={"x": MATRICES, "scale": ("M",)}, results={"y": MATRICES}).operation
 
 

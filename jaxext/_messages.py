@@ -18,7 +18,7 @@ _LENGTH = 200  # characters
 PAGES = "https://github.com/jaxext/jaxext/blob/main/docs/"  # for messages: an installed package has no docs/
 
 
-def told(x: Any) -> str:
+def format_value(x: Any) -> str:
     """`repr(x)` in short, with `float32[3,4]` in the place of each array in x, which may be a pytree."""
     return _cut(" ".join(_SHORT.repr(x).splitlines()), _LENGTH)
 
@@ -30,7 +30,7 @@ def dtype_named(name: str, argument: str, dtype: Any) -> np.dtype:
             raise TypeError("an array is no dtype")
         return np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise TypeError(f"{name}: {argument} is {told(dtype)}, want a dtype") from error
+        raise TypeError(f"{name}: {argument} is {format_value(dtype)}, want a dtype") from error
 
 
 def array_named(name: str, argument: str, x: Any) -> jax.Array:
@@ -38,14 +38,14 @@ def array_named(name: str, argument: str, x: Any) -> jax.Array:
     try:
         return jax.numpy.asarray(x)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: {argument} is {told(x)}, want an array") from error
+        raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array") from error
 
 
 def refuse_traced(name: str, **static: Any) -> None:
     """Raise TypeError for an argument that must be known when a program is traced, and is not."""
     for argument, x in static.items():
         if isinstance(x, Tracer):
-            raise TypeError(f"{name}: {argument} is traced, {told(x)}, want a static value")
+            raise TypeError(f"{name}: {argument} is traced, {format_value(x)}, want a static value")
 
 
 def counted(n: int, noun: str) -> str:

@@ -103,7 +103,7 @@ def unanswered(call) -> str | None:
     """Why no table has measurements of the call, or None."""
     if call.problem is None:
         return "a size is symbolic"
-    if not call.splitter.by_labels:
+    if not call.partitioner.by_labels:
         return "XLA's partitioner has this program, now or where it is called once exported"
     if not _is_here(call.platform) or call.arch != environment.capability(call.platform):
         return "it is for a device that this process does not have"
@@ -135,7 +135,7 @@ def collecting() -> Iterator[list]:
         del _collectors[id(calls)]
 
 
-def in_force_on(platform: str) -> Table:
+def active_on(platform: str) -> Table:
     """The table in force for the platform's first device, without warnings and without comparing it with other processes."""
     return _tables.get((current(), platform)) or _read(current(), platform)
 

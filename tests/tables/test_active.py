@@ -20,15 +20,15 @@ import jaxext
 from jaxext.backends import kernel
 from jaxext.backends.cuda import cuda_binding
 from jaxext.core import implementation
-from jaxext.core.call import Splitter
+from jaxext.core.call import Partitioner
 from jaxext.core.family import families
 from jaxext.ops.conv import xla as xla_conv
 from jaxext.ops.matmul import xla as xla_matmul
-from jaxext.tables import environment, in_force, table_file
+from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import Measurement, Table
 
 ROOT = pathlib.Path(jaxext.__file__).parent.parent
-HERE = in_force.context("cpu")
+HERE = active.context("cpu")
 ELSEWHERE = replace(HERE, device="NVIDIA H200", capability=90)
 OLDER = replace(HERE, versions={**HERE.versions, "jax": "0.1.0"})
 
@@ -38,7 +38,7 @@ def matmul(rows=4):
 
 
 def call(rows=4):
-    with in_force.collecting() as calls, jaxext.use_table(None):
+    with active.collecting() as calls, jaxext.use_table(None):
         jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul(rows))
     (found,) = calls
     return found
@@ -54,7 +54,7 @@ def row(ms=1.0, call=CALL):
 
 
 def times(call=CALL):
-    return [m.ms[1] for m in in_force.measured(call)]
+    return [m.ms[1] for m in active.measured(call)]
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +62,9 @@ def fresh(tmp_path, monkeypatch):
     """A process that has read nothing yet, and neither its user nor its package has a table.  Returns the path of the user's."""
     path = tmp_path / "cache" / "tables.json"
     monkeypatch.setattr(table_file, "default_path", lambda: path)
-    monkeypatch.setattr(in_force, "_SHIPPED", tmp_path / "package")
+    monkeypatch.setattr(active, "_SHIPPED", tmp_path / "package")
     for name in ("_tables", "_agreed"):
-        monkeypatch.setattr(in_force, name, {})
+        monkeypatch.setattr(active, name, {})
     return path
 
 
@@ -87,7 +87,7 @@ def test_the_users_own_goes_before_the_packages(fresh, shipped):
     table_file.write(shipped, HERE, row(2.0) | row(7.0, call(rows=3)))
     table_file.write(fresh, HERE, row(3.0))
     assert (times(), times(call(rows=3))) == ([3.0], [7.0])
-    table = in_force.in_force_on("cpu")
+    table = active.active_on("cpu")
     assert (table.source, len(table.rows), table.ignored) == (str(fresh), 2, None)
 
 
@@ -95,9 +95,9 @@ def test_other_versions_are_warned_of_once(fresh, shipped):
     """And only those of the user's own table: the user can do nothing about the package's."""
     table_file.write(shipped, OLDER, row(2.0))
     assert times() == []
-    in_force._tables.clear()
+    active._tables.clear()
     table_file.write(fresh, OLDER, row(2.0))
-    assert "jax 0.1.0" in str(in_force.in_force_on("cpu").ignored)  # which does not warn
+    assert "jax 0.1.0" in str(active.active_on("cpu").ignored)  # which does not warn
     with pytest.warns(UserWarning, match=rf"jaxext ignores measurements in {fresh}: .* jax 0.1.0 \(here ") as caught:
         assert times() == times() == []
     assert len(caught) == 1
@@ -137,7 +137,7 @@ def test_use_table(fresh, tmp_path):
     with pytest.raises(TypeError, match="os.PathLike"):
         jaxext.use_table(3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError):
-        in_force.in_force_on("cuda")
+        active.active_on("cuda")
 
 
 @pytest.mark.parametrize(("context", "why"), [
@@ -200,19 +200,20 @@ def test_the_table_is_part_of_the_cache_key():
 
 
 @pytest.mark.parametrize("other", [
-    dict(platform="cuda", arch=90), dict(platform="other"), dict(arch=90), dict(splitter=Splitter.XLA), dict(splitter=Splitter.LATER),
+    dict(platform="cuda", arch=90), dict(platform="other"), dict(arch=90),
+    dict(partitioner=Partitioner.XLA), dict(partitioner=Partitioner.LATER),
 ], ids=str)  # fmt: skip
 def test_other_calls_were_not_measured(other):
     """That the CPU was measured says nothing of a program for a GPU, nor of one whose parts are not known yet."""
     with jaxext.use_table(Table(HERE, row(), "memory")):
-        assert times(dataclasses.replace(CALL, splitter=Splitter.LABELS)) == [1.0]
+        assert times(dataclasses.replace(CALL, partitioner=Partitioner.LABELS)) == [1.0]
         assert times(dataclasses.replace(CALL, **other)) == []
         assert times(call(rows=3)) == []
 
 
 def test_a_symbolic_size_was_not_measured():
     rows = jax.export.symbolic_shape("rows")[0]
-    with in_force.collecting() as calls:
+    with active.collecting() as calls:
         shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 5), (5, 6))]
         jax.export.export(jax.jit(lambda a, b: jaxext.matmul(a, b)))(*shapes)
     assert [call.problem for call in calls] == [None]
@@ -220,8 +221,8 @@ def test_a_symbolic_size_was_not_measured():
 
 def test_calls_are_collected():
     """Those of other threads too, until the context is left; contexts may lie in one another, and are not taken for each other."""
-    with in_force.collecting() as outer:
-        with in_force.collecting() as inner:
+    with active.collecting() as outer:
+        with active.collecting() as inner:
             thread = threading.Thread(target=times)
             thread.start()
             thread.join()
@@ -241,7 +242,7 @@ def test_the_context(monkeypatch):
     assert HERE.versions == {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
     assert set(HERE.sources) == {"xla", "triton", "cuda"} and len(set(HERE.sources.values())) == 3
     with pytest.raises(RuntimeError):
-        in_force.context("cuda")
+        active.context("cuda")
     monkeypatch.setattr(environment.importlib.metadata, "version", lambda package: f"of {package}")
     monkeypatch.setattr(environment, "_installed", environment._installed.__wrapped__)
     versions = environment.versions_for("cuda")

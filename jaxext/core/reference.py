@@ -17,7 +17,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.interpreters import ad
 
-from jaxext._told import told
+from jaxext._messages import format_value
 from jaxext.core import partition
 from jaxext.core.call import Call
 from jaxext.core.composition import composed
@@ -151,7 +151,7 @@ class Declaration:
                 raise NotImplementedError(f"{name}: implementation {implementation!r} does not support this call: {reason}")
             return function(operands, static.ranks, static.options)
 
-        family = families.get(name) or declare(Family(name, twin=None, names=name), reference)
+        family = families.get(name) or declare(Family(name, lax_primitive=None, names=name), reference)
         return Operation(
             name=name,
             inputs=inputs,
@@ -199,7 +199,7 @@ class Declaration:
     def inlined(self, operands, ranks, static, named, closed: Tracer) -> dict[str, jax.Array]:
         """All results where the reference closes over a traced value: of the primitive, that has neither a derivative nor a value."""
         if named not in (None, Reference.name):
-            why = f"{told(self.reference)} closes over {told(closed)}, a traced value, want it as an operand"
+            why = f"{format_value(self.reference)} closes over {format_value(closed)}, a traced value, want it as an operand"
             raise NotImplementedError(f"{self.name}: implementation {named!r} does not support this call: the reference {why}")
         results = self._results(operands, ranks, static)
         return {name: lax.stop_gradient(y) if name in self.constant else y for name, y in results.items()}
