@@ -26,7 +26,7 @@ def test_an_implementation_is_registered_once_and_well():
         register(Einsum)
     operations: list[Any] = ["convolve", ["matmul"], jaxext.matmul]
     for operation in operations:
-        with pytest.raises(ValueError, match=r"register: operation is .*, want one of \['conv', 'matmul'\]"):
+        with pytest.raises(ValueError, match=r"register: operation is .*, want one of \['matmul', 'conv'\]"):
             extend.register(operation, Einsum("mine"))
     with pytest.raises(ValueError, match="use_implementation: name is 'mine', want one of"):
         jaxext.use_implementation("mine")
@@ -214,7 +214,8 @@ def test_what_does_not_fit_is_an_error_with_names(call, error, message):
 
 
 def test_the_operations_names_are_taken():
-    operations = [name for name, value in vars(jaxext).items() if getattr(value, "__module__", None) == "jaxext.ops"]
+    rooms = ("jaxext.ops.conv", "jaxext.ops.matmul")
+    operations = [name for name, value in vars(jaxext).items() if getattr(value, "__module__", None) in rooms]
     assert len(operations) == 6
     for name in operations:
         with pytest.raises(ValueError, match=f"define: the name is '{name}', want"):
