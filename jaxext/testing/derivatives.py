@@ -175,10 +175,6 @@ def in_order(*modes: str) -> Callable[[Case], Tree]:
 second, third = in_order(FORWARD, REVERSE), in_order(FORWARD, FORWARD, REVERSE)
 
 
-def second_along(case: Case) -> Tree:
-    return total([jnp.sum(dx * t) for dx, t in zip(second(case), loss(case)[2], strict=True)])
-
-
 def of_each_example(case: Case) -> Tree:
     return _per_example(case, one_by_one)
 
