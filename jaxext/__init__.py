@@ -13,6 +13,7 @@ if importlib.util.find_spec("jaxext.kernels") is None:  # installed packages hav
 # ruff: noqa: E402
 # Each name that is imported "as" itself is public.
 from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
+from jaxext._messages import PAGES as _PAGES
 from jaxext import checkpoint_policies as checkpoint_policies, export as export, extend as extend
 from jaxext.lax.dispatch import in_place_of_lax as in_place_of_lax, use_implementation as use_implementation, use_invariant as use_invariant
 from jaxext.tables.active import use_table as use_table
@@ -59,7 +60,9 @@ def __getattr__(name: str):
     elif name in _MODULES:
         found = importlib.import_module(f"jaxext.{name}")
     else:
-        raise AttributeError(f"module 'jaxext' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'jaxext' has no attribute {name!r}: names of 0.1 that have changed are listed in {_PAGES}migration.md"
+        )
     globals()[name] = found
     return found
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from jaxext.hazards.split_axes import ASKED, Splits, product_splits
 from jaxext.hazards.subjects import PRODUCTS, Equation, Place, Planned, place
 from jaxext.lax.dispatch import in_place_of_lax
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
+from jaxext.tuning.tool import Tool
 from jaxext.tuning.tune import with_gradient
 from jaxext.tuning.walk import Step, walk
 
@@ -143,7 +143,7 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings, and returns a
       `Report`: print it, read its `findings`, or assert that it is `ok`.  A sharding may be on a `jax.sharding.AbstractMesh`, of devices
-      that need not be here.  Times that are measured are in milliseconds.
+      that need not be here.  Arguments that hold no array are static.  Times that are measured are in milliseconds.
 
     Examples:
       >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
@@ -156,8 +156,6 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
         one here.
       Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
     """
-    if not callable(fun):
-        raise TypeError(f"doctor: fun is {format_value(fun)}, want the function itself: doctor(fun)(*args)")
     if not isinstance(gradients, bool | None):
         raise TypeError(
             f"doctor: gradients is {format_value(gradients)}, want True, False or None: they are of all floating-point arguments"
@@ -168,8 +166,7 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
             f"doctor: measure is set and platform is {format_value(platform)}, want {known_platform('doctor', None)!r}, which is here"
         )
 
-    @functools.wraps(fun)
-    def examined(*args, **kwargs) -> Report:
+    def examined(fun, args, kwargs) -> Report:
         with replacing_lax(False):
             program = jax.make_jaxpr(fun)(*args, **kwargs)
             backward = no_loss(program) is None if gradients is None else gradients
@@ -199,7 +196,7 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
         products = sum(equation.name in PRODUCTS for equation, _ in equations)
         return Report(platform, jax.__version__, read, products, tuple(measured), _format_mesh(splits.mesh, leaves), refusal, said)
 
-    return examined
+    return Tool("doctor", fun, examined)
 
 
 def _format_mesh(mesh: Mapping[str, int], leaves: Sequence[Any]) -> str:

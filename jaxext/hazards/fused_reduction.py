@@ -70,7 +70,7 @@ class FusedReductions:
                 for result in self._add(inner, here, {}):
                     self._users[result].append(None)
             self._nodes[here] = _Node(eqn, [each for each in operands if each is not None], [*map(array, eqn.outvars)])
-        return [(around, var) if isinstance(var, Literal) else array(var) for var in jaxpr.outvars]
+        return [(around, id(var)) if isinstance(var, Literal) else array(var) for var in jaxpr.outvars]
 
     def has_one_number(self, step: Step) -> bool:
         """Return whether this equation is such a product, whose right factor is one number."""

@@ -43,8 +43,8 @@ def halo_causal_conv1d(
       shape (..., T/n, C), this device's steps of the result, with the dtype of x.  All derivatives are supported, in both modes.
 
     Examples:
-      >>> mesh, split = jax.make_mesh((jax.device_count(),), ("time",)), jax.P("time")
-      >>> f = functools.partial(halo_causal_conv1d, axis_name="time")
+      >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P("time")
+      >>> f = lambda x, w: halo_causal_conv1d(x, w, axis_name="time")
       >>> f = jax.shard_map(f, mesh=mesh, in_specs=(split, jax.P()), out_specs=split)
       >>> f(jnp.ones((32, 1)), jnp.ones((3, 1)))[:5, 0].tolist()
       [1.0, 2.0, 3.0, 3.0, 3.0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from jaxext.core.window import Window
 from jaxext.tables import active
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning.layout import Around
+from jaxext.tuning.tool import Tool
 from jaxext.tuning.walk import walk
 
 NOTHING = "no jaxext product (lax's own are not listed: see in_place_of_lax, or --in-place-of-lax on the command line)"
@@ -150,7 +150,7 @@ def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Expl
 
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, and returns an `Explanation`: print it,
-      or read its `rows`.  Times that are estimated are in milliseconds.
+      or read its `rows`.  Arguments that hold no array, such as strides, are static.  Times that are estimated are in milliseconds.
 
     Examples:
       >>> (row,) = explain(jaxext.matmul, platform="cpu")(jnp.ones((2, 3)), jnp.ones((3, 4))).rows
@@ -161,12 +161,9 @@ def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Expl
       TypeError: `fun` is not callable.
       ValueError: `platform` is unknown.
     """
-    if not callable(fun):
-        raise TypeError(f"explain: fun is {format_value(fun)}, want the function itself: explain(fun)(*args)")
     platform = known_platform("explain", platform)
 
-    @functools.wraps(fun)
-    def explained(*args, **kwargs) -> Explanation:
+    def explained(fun, args, kwargs) -> Explanation:
         rows: dict[tuple, Explained] = {}
         for eqn, stored, times in _products(jax.make_jaxpr(fun)(*args, **kwargs).jaxpr):
             row = _row(eqn, stored, platform)
@@ -177,7 +174,7 @@ def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Expl
             rows[key] = dataclasses.replace(row, times=times + (equal.times if equal else 0))
         return Explanation(platform, tuple(rows.values()))
 
-    return explained
+    return Tool("explain", fun, explained)
 
 
 def known_platform(asked_by: str, platform: str | None) -> str:

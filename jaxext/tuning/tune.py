@@ -6,7 +6,6 @@ The function and its gradient are lowered, and each `Call` that is looked up mea
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import pathlib
 import warnings
@@ -22,6 +21,7 @@ from jaxext._messages import counted, format_value
 from jaxext.core.call import Call
 from jaxext.tables import active, environment, table_file
 from jaxext.tuning import timing
+from jaxext.tuning.tool import Tool
 from jaxext.tuning.trial import Trial, measure
 
 NOTHING = (
@@ -72,7 +72,8 @@ def tune(
 
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings, and returns a
-      `Tuned`: print it, read its `rows`, whose times are in milliseconds, or pass it to `use_table`.
+      `Tuned`: print it, read its `rows`, whose times are in milliseconds, or pass it to `use_table`.  Arguments that hold no array are
+      static.
 
     Examples:
       >>> x, w = jnp.ones((64, 32)), jnp.ones((32, 16))
@@ -91,13 +92,10 @@ def tune(
       UserWarning: a candidate's result is wrong, so it is not stored; measuring a product failed, so it is left out; or the function has no
         jaxext products.
     """
-    if not callable(fun):
-        raise TypeError(f"tune: fun is {format_value(fun)}, want the function itself: tune(fun)(*args)")
     if not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"tune: candidates is {format_value(candidates)}, want a whole number from 1 on")
 
-    @functools.wraps(fun)
-    def tuned(*args, **kwargs) -> Tuned:
+    def tuned(fun, args, kwargs) -> Tuned:
         if (processes := jax.process_count()) > 1:
             raise RuntimeError(f"tune: this run has {processes} processes, want one: tune in it, and give all the same table (`use_table`)")
         if any(isinstance(x, Tracer) for x in [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]):
@@ -123,7 +121,7 @@ def tune(
                 progress(row, len(rows), len(calls))
         return Tuned(context.device, clock.name, path, tuple(rows))
 
-    return tuned
+    return Tool("tune", fun, tuned)
 
 
 def _measured(problem: str, call: Call, candidates: int, clock: timing.Clock) -> Trial:

@@ -1,5 +1,6 @@
 """Causal convolution split along time: on eight devices what one computes, with its gradients, by one message to the next device."""
 
+import doctest
 import functools
 
 import jax
@@ -11,6 +12,7 @@ from collectives import collectives
 from jax.sharding import PartitionSpec as P
 
 import jaxext
+from jaxext.parallel import causal_split
 
 SPLIT = P(None, "t")
 
@@ -113,3 +115,7 @@ def test_errors():
         split(P(), names=("initial_states",))(x, weight, bias, state[:, 1:])
     with pytest.raises(NameError, match="axis_name is 'nowhere', want an axis of a shard_map"):
         jaxext.parallel.halo_causal_conv1d(x, weight, bias, axis_name="nowhere")
+
+
+def test_the_example():
+    assert doctest.testmod(causal_split) == doctest.TestResults(failed=0, attempted=4)

@@ -38,6 +38,24 @@ def test_keywords_are_those_of_the_function(name, tmp_path):
         told(X)
 
 
+@pytest.mark.parametrize("name", ["explain", "tune", "doctor"])
+def test_arguments_without_an_array_are_static(name, tmp_path):
+    """Strides, names and numbers; a pytree with one array is not."""
+    x, w = jax.ShapeDtypeStruct((1, 2, 8, 8), jnp.float32), jax.ShapeDtypeStruct((2, 2, 3, 3), jnp.float32)
+    tool = tools(tmp_path)[name]
+    assert tool(jaxext.conv)(x, w, (1, 1), "SAME")
+    assert tool(jaxext.linear)(X, jax.ShapeDtypeStruct((3, 4), jnp.float32), activation="relu")
+    seen = []
+
+    def noted(tree, n, *, how):
+        seen.append((tree["x"], n, how))
+        return jaxext.matmul(tree["x"], tree["x"].T).sum()  # whose gradient in y is a literal
+
+    tool(noted)({"x": X, "y": 2.0}, 3, how="a")
+    assert seen and all(isinstance(x, jax.core.Tracer) and (n, how) == (3, "a") for x, n, how in seen)
+    assert repr(tool(jaxext.linear)).endswith("to be called with the arguments of that function")
+
+
 @pytest.mark.parametrize("name", ["explain", "tune", "doctor", "lower_for"])
 def test_arguments_among_the_options_are_refused(name, tmp_path):
     with pytest.raises(TypeError, match=rf"{name}\(\) takes 1 positional argument but 2"):

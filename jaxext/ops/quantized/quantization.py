@@ -146,7 +146,7 @@ def matmul(name: str, x: Any, w: Any, *, precision, preferred_element_type, out_
     missing = [field for field in ("qvalue", "scale") if not hasattr(w, field)]
     if missing:
         what = f"{name}: w is {format_value(w)}"
-        raise TypeError(f"{what}, want a Quantized, such as quantize(w), or what has its attributes {missing[0]}, ...")
+        raise TypeError(f"{what}, want a Quantized, such as jaxext.quantization.quantize(w), or what has its attributes {missing[0]}, ...")
     arrays = {"x": x, "w.qvalue": w.qvalue, "w.scale": w.scale}
     if (zero := getattr(w, "zero_point", None)) is not None:
         arrays["w.zero_point"] = zero
