@@ -276,7 +276,7 @@ class Partitioner(enum.StrEnum):
 
     @property
     def by_labels(self) -> bool:
-        """Whether implementations run on the part of one device."""
+        """Return whether implementations run on the part of one device."""
         return self in (Partitioner.NOBODY, Partitioner.LABELS)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax import lax
 
 from jaxext.core.call import Call
 from jaxext.kernels.epilogue import Epilogue
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 # Short names of the dtypes that kernels support.
 DTYPES = {
@@ -31,6 +33,13 @@ PRESETS = {
     "BF16_BF16_F32_X6": "bf16x6",
     "F32_F32_F32": "ieee",
 }
+
+
+def matmul_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
+    """A call of a form of matrix products as a problem of this class, which has a field for each label, or the reason why it is not one."""
+    common = common_fields(call, arch)
+    labels = (field.name for field in dataclasses.fields(kind) if field.name in call.sizes)
+    return common if isinstance(common, str) else kind(**{label: call.sizes[label] for label in labels}, **common)
 
 
 def common_fields(call: Call, arch: int) -> dict[str, Any] | str:

@@ -70,11 +70,11 @@ class KernelImplementation(Implementation, abc.ABC):
         return reason or KernelPlan(self, call, problem)
 
     def code(self, platform: str) -> str:
-        return hash_of([*files_of(self), *self.shared])
+        return hash_of([*files_of(self, "problem.py"), *self.shared])
 
     @abc.abstractmethod
     def lacks(self, call: Call) -> str | None:
-        """Why no kernel can be launched on this call's device, or None."""
+        """Return the reason why no kernel can be launched on this call's device, or None."""
 
     @abc.abstractmethod
     def problem(self, call: Call) -> Any:
@@ -106,7 +106,7 @@ class KernelImplementation(Implementation, abc.ABC):
 
     @abc.abstractmethod
     def slower(self, call: Call) -> str | None:
-        """Why another implementation is expected to be as fast, or None."""
+        """Return the reason why another implementation is expected to be as fast, or None."""
 
     @abc.abstractmethod
     def configs(self, problem: Any) -> Sequence[Any]:

@@ -99,7 +99,7 @@ def apply(activation: Activation, z: jax.Array) -> jax.Array:
 
 
 def follows_from_result(activation: Activation) -> bool:
-    """Whether the derivative follows from the activation's result."""
+    """Return whether the derivative follows from the activation's result."""
     return activation is None or activation in _SLOPES_OF_RESULT
 
 

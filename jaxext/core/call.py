@@ -69,7 +69,7 @@ class Call:
 
     @property
     def empty(self) -> bool:
-        """Whether an axis has size 0, so that the result is empty or all zeros."""
+        """Return whether an axis has size 0, so that the result is empty or all zeros."""
         return 0 in self.sizes.values()
 
     @property

@@ -84,7 +84,7 @@ def planned(call: Call, named: str | Invariant | None) -> tuple[str | None, Call
 
 
 def faster(one: Measurement, other: Measurement) -> bool:
-    """Whether `one` is faster beyond the noise: the ranges of their times do not overlap."""
+    """Return whether `one` is faster beyond the noise: the ranges of their times do not overlap."""
     return one.ms[2] < other.ms[0]
 
 

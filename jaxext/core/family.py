@@ -78,7 +78,7 @@ def declare(family: Family, *implementations: Implementation) -> Family:
 
 
 def is_replaced(primitive: Primitive) -> bool:
-    """Whether it is of lax, and a family computes it inside `in_place_of_lax`."""
+    """Return whether it is of lax, and a family computes it inside `in_place_of_lax`."""
     return any(primitive is family.replaced for family in families.values())
 
 

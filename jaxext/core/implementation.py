@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -227,11 +228,10 @@ def file_of(cls: type) -> pathlib.Path:
     return pathlib.Path(inspect.getfile(cls))
 
 
-def files_of(implementation: Implementation) -> list[pathlib.Path]:
-    """Return the files of one of jaxext's implementations, by the folders of its class and of its bases: the file of each class, those
-    beside it that begin with the implementation's name, and `problem.py`."""
-    found: set[pathlib.Path] = set()
-    for cls in type(implementation).__mro__[: -len(Implementation.__mro__)]:
-        folder = file_of(cls).parent
-        found |= {file_of(cls), *folder.glob(f"{implementation.name}*.*"), *folder.glob("problem.py")}
-    return sorted(found)
+def files_of(implementation: Implementation, *beside: str) -> list[pathlib.Path]:
+    """Return the files of one of jaxext's implementations: those of its class and of its bases, and beside each those whose names begin
+    with the implementation's name, or are in `beside`."""
+    classes = itertools.takewhile(lambda cls: cls is not Implementation, type(implementation).__mro__)
+    files = {file_of(cls) for cls in classes}
+    patterns = (f"{implementation.name}*.*", *beside)
+    return sorted(files | {found for file in files for pattern in patterns for found in file.parent.glob(pattern)})

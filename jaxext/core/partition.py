@@ -148,8 +148,8 @@ def split(
     out_sharding: NamedSharding | None,
     *args: jax.Array,
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return a function of `args` that computes `local(splitter, summed, part, *args)`, which gives all results, on devices among which
-    `args` are split as `partitioner` says (`_compat.lowered_by`).
+    """Return a function of `args` that computes `local(partitioner, summed, part, *args)`, which gives all results, on devices among which
+    `args` are split as `partitioner` says (`_compat.partitioner_of`).
 
     `summed(y, axes)` adds partial sums over the devices that split a label that is not in `axes`, those of y; it is None if every result
     has all split labels.  `part(axis, size)` tells which elements of an axis of `size` this device has: the first one, and how many; it

@@ -53,11 +53,11 @@ def _dtype_rule(labelled, open, *_, static: Static, result=None, **__):
 
 
 def _sharding_rule(labelled, open, *avals, static: Static, result=None, **_):
-    """Called only on explicit meshes.  An axis of a further result is sharded as in `out_sharding`."""
-    ranks, result = static.ranks, result or open
-    if static.out_sharding is not None and result != open:
+    """Called only on explicit meshes.  An axis of a result of an operation is sharded as in `out_sharding`, if it is given."""
+    ranks = static.ranks
+    if static.out_sharding is not None and result is not None:
         return partition.renamed(static.out_sharding, labelled.axes(open, ranks), labelled.axes(result, ranks))
-    return labelled.sharding(result, avals, ranks, static.out_sharding, labelled.unsplit_axes(ranks), labelled.gathered)
+    return labelled.sharding(result or open, avals, ranks, static.out_sharding, labelled.unsplit_axes(ranks), labelled.gathered)
 
 
 def _lower(labelled, open, platform, arch, partitioner, *args, static: Static, wanted: tuple[str, ...] | None = None):

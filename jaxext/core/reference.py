@@ -211,7 +211,7 @@ class Declaration:
 
     @property
     def has_backward(self) -> bool:
-        """Whether `backward` has an implementation besides its reference."""
+        """Return whether `backward` has an implementation besides its reference."""
         return "backward" in vars(self) and len(self.backward.operation.family.implementations) > 1
 
     def _named(self, named: str | None) -> str | None:

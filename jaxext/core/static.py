@@ -39,8 +39,8 @@ class Static:
         return self.dtypes[0]
 
     def __repr__(self) -> str:
-        """Those that are set."""
-        given = {name: value for name, value in vars(self).items() if value is not None} | {"dtypes": " ".join(map(str, self.dtypes))}
+        """Show the fields that are set.  XLA's partitioner identifies a call by this text, so it shows all of each."""
+        given = {name: repr(value) for name, value in vars(self).items() if value is not None} | {"dtypes": " ".join(map(str, self.dtypes))}
         return f"Static({', '.join(f'{name}={value}' for name, value in given.items())})"
 
     def replace(self, **changes: Any) -> Static:

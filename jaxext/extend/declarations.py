@@ -149,6 +149,9 @@ def _words(function: str, name: str, array: str, text: str) -> Labels:
 def refuse_implementation(implementation: Implementation) -> None:
     """Raise if an implementation lacks a method, or an attribute is of another type."""
     cls, name = type(implementation), implementation.name
+    for old, new in (("supports", "refuses"), ("gains", "not_preferred")):
+        if hasattr(implementation, old):
+            raise TypeError(f"register: {name} has a method `{old}`, which nothing asks, want it as `{new}`: None, or the reason")
     if cls.plan is Implementation.plan:
         for method in ("refuses", "run"):
             if getattr(cls, method) is getattr(Implementation, method):

@@ -248,7 +248,7 @@ def _fused_in_evaluation(alone: ClosedJaxpr, equations) -> Iterator[tuple[Equati
 
 
 def _in_kernel(step: Step) -> bool:
-    """Whether a Pallas kernel has it, whose products are not XLA's."""
+    """Return whether a Pallas kernel has it, whose products are not XLA's."""
     return any(eqn.primitive.name == "pallas_call" for eqn in step.within)
 
 

@@ -44,7 +44,7 @@ class Hazard:
     cost: Callable[[Any], str] = lambda subject: ""
 
     def shows_on(self, version: tuple[int, ...]) -> bool:
-        """Whether this version of jax has it."""
+        """Return whether this version of jax has it."""
         return self.fixed is None or version < self.fixed
 
     def found_in(self, subject: Equation | Planned, version: tuple[int, ...]) -> bool:

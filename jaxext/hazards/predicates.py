@@ -35,7 +35,7 @@ def exchanges_batch(equation: Equation) -> bool:
 
 
 def by_eigen(conv: Conv, equation: Equation) -> bool:
-    """Whether XLA's CPU compiler has Eigen compute this convolution, without a loop of its own."""
+    """Return whether XLA's CPU compiler has Eigen compute this convolution, without a loop of its own."""
     floats = all(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4 for dtype in equation.dtypes)
     return floats and conv.groups == conv.batch_groups == 1 and {*conv.lhs_dilation, *conv.rhs_dilation} <= {1}
 
@@ -55,7 +55,7 @@ def in_several_groups(call: Call) -> bool:
 
 
 def dilated(call: Call) -> bool:
-    """Whether lax's convolution has an input that is full of zeros."""
+    """Return whether lax's convolution has an input that is full of zeros."""
     window = call.window
     return window is not None and max(*window.input_dilation, *(window.stride if call.open == "x" else ()), 1) > 1
 
@@ -64,7 +64,7 @@ LEVELS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 
 
 def float32_at_most(highest: lax.Precision):
-    """Whether float32 operands, or complex ones of them, are multiplied with a precision up to this one; of two the higher holds."""
+    """Return whether float32 operands, or complex ones of them, are multiplied with a precision up to this one; of two the higher holds."""
 
     def holds(equation: Equation) -> bool:
         precision = equation.eqn.params.get("precision")

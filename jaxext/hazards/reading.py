@@ -40,7 +40,7 @@ class Origin:
 
     @property
     def constant(self) -> bool:
-        """Whether it is made of arrays that the function closes over, and of no argument."""
+        """Return whether it is made of arrays that the function closes over, and of no argument."""
         return bool(self.arrays) and not self.argument
 
 
@@ -135,5 +135,5 @@ def constants_in_products(program: ClosedJaxpr, product: Callable[[JaxprEqn], bo
 
 
 def computes_gradients(program: ClosedJaxpr) -> bool:
-    """Whether the function computes a gradient itself."""
+    """Return whether the function computes a gradient itself."""
     return any("transpose(" in str(step.eqn.source_info.name_stack) for step in walk(program.jaxpr))

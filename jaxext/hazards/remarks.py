@@ -17,7 +17,7 @@ NOTHING = "no argument is a floating-point array"
 
 
 def no_loss(program: ClosedJaxpr) -> str | None:
-    """Why the gradient is not read unless it is asked for, or None."""
+    """Return the reason why the gradient is not read unless it is asked for, or None."""
     results: list[Any] = program.out_avals
     arguments: list[Any] = program.in_avals
     if len(results) != 1 or results[0].shape != () or not jnp.issubdtype(results[0].dtype, jnp.floating):

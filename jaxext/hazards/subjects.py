@@ -260,7 +260,7 @@ class Conv:
 
     @property
     def in_own_layout(self) -> bool:
-        """Whether it has the layout of XLA's CPU backend: channels last, and filters with the output's channels last."""
+        """Return whether it has the layout of XLA's CPU backend: channels last, and filters with the output's channels last."""
         last = len(self.filter) + 1
         images, space = (0, last, *range(1, last)), tuple(range(last - 1))
         return tuple(self.numbers.lhs_spec) == tuple(self.numbers.out_spec) == images and tuple(self.numbers.rhs_spec) == (
@@ -300,7 +300,7 @@ class Planned:
 
     @property
     def as_lax(self) -> bool:
-        """Whether the choice is lax's own product."""
+        """Return whether the choice is lax's own product."""
         return self.choice.implementation == "xla" and getattr(self.choice.config, "algorithm", None) in AS_LAX
 
     @property

@@ -151,7 +151,7 @@ def _refuse_dtype(name: str, static: dict[str, Any]) -> None:
 
 
 def _is_array(x: Any) -> bool:
-    """Whether jit accepts x as an array.  It refuses numpy's object arrays and masked arrays."""
+    """Return whether jit accepts x as an array.  It refuses numpy's object arrays and masked arrays."""
     if type(x) is np.ndarray:
         return x.dtype.kind != "O"
     return isinstance(x, (Tracer, jax.Array, np.generic))  # Tracer first: isinstance(tracer, jax.Array) is slow

@@ -143,7 +143,7 @@ def _batch(axis, args, dims, *, cpu, others):
 
 
 def _depends(jaxpr: Jaxpr, i: int, dims) -> bool:
-    """Whether result i depends on a mapped operand."""
+    """Return whether result i depends on a mapped operand."""
     _, used = pe.dce_jaxpr(jaxpr, [i == j for j in range(len(jaxpr.outvars))])
     return any(is_used and dim is not None for is_used, dim in zip(used, dims, strict=True))
 

@@ -178,7 +178,7 @@ def _chosen(plain, ring, along, more, x, w):
 
 
 def _ring_only(along, x, w) -> bool:
-    """Whether plain collectives are impossible: there are no rows, or XLA's CPU compiler would abort.
+    """Return whether plain collectives are impossible: there are no rows, or XLA's CPU compiler would abort.
 
     It aborts on a bfloat16 sum over devices in a partial-manual shard_map.
     """

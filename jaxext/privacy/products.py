@@ -72,7 +72,7 @@ class Gram:
 
 
 def is_product(eqn: Any) -> bool:
-    """Whether this is a product of jaxext."""
+    """Return whether this is a product of jaxext."""
     return eqn is not None and isinstance(owner.get(eqn.primitive, (None, ""))[0], Form)
 
 

@@ -100,7 +100,7 @@ def measured(call) -> Sequence[Measurement]:
 
 
 def unanswered(call) -> str | None:
-    """Why no table has measurements of the call, or None."""
+    """Return the reason why no table has measurements of the call, or None."""
     if call.problem is None:
         return "a size is symbolic"
     if not call.partitioner.by_labels:

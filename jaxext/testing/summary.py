@@ -23,13 +23,13 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether at least one check passed and none failed.  Skipped checks do not count: see `complete`."""
+        """Return whether at least one check passed and none failed.  Skipped checks do not count: see `complete`."""
         return not self.failures and any(row.outcome == "passed" for row in self.rows)
 
     @property
     def complete(self) -> bool:
-        """Whether it passed, and no check was left out, wholly or for some splits, for want of devices, of sizes that the mesh divides, of
-        the package flatbuffers, or of a platform for 16-bit floats, or because it needs one that `skip` names.
+        """Return whether it passed, and no check was left out, wholly or for some splits, for want of devices, of sizes that the mesh
+        divides, of the package flatbuffers, or of a platform for 16-bit floats, or because it needs one that `skip` names.
 
         Checks that `skip` names, and those that do not apply, such as derivatives of integers, may be missing.
         """

@@ -166,7 +166,7 @@ def with_gradient(fun) -> Callable:
 
 
 def _unanswered(call: Call) -> str | None:
-    """Why the call cannot be measured on the default device, or None."""
+    """Return the reason why the call cannot be measured on the default device, or None."""
     if reason := active.unanswered(call):
         return reason
     if call.platform != (platform := environment.default_platform()):

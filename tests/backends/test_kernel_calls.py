@@ -11,11 +11,11 @@ from jax import lax
 
 import jaxext
 from jaxext.backends import kernel
+from jaxext.backends.fields import matmul_problem
 from jaxext.core.implementation import Plan
 from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.matmul.problem import MatmulProblem
 from jaxext.ops.conv.problem import conv_problem
-from jaxext.ops.matmul.problem import matmul_problem
 from jaxext.tables import active
 
 PRESET = lax.DotAlgorithmPreset

@@ -54,7 +54,7 @@ class Cuda(KernelImplementation):
 
     def code(self, platform):
         """On CUDA devices also of the compiler and of what it compiled for, which only the compiled module tells."""
-        return hash_of([*files_of(self), *self.shared], _csrc(), _build() if platform == "cuda" else b"")
+        return hash_of([*files_of(self, "problem.py"), *self.shared], _csrc(), _build() if platform == "cuda" else b"")
 
 
 def refusal(target: str, fields: Mapping[str, Any], dtypes: Sequence[str | None], arch: int) -> str | None:
@@ -68,7 +68,7 @@ def refusal(target: str, fields: Mapping[str, Any], dtypes: Sequence[str | None]
 
 
 def refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
-    """Why no kernel fuses it, or None.  Its role is the forward one, since operations have no other."""
+    """Return the reason why no kernel fuses it, or None.  Its role is the forward one, since operations have no other."""
     epilogue, result = problem.epilogue, problem.dtypes[2]
     if epilogue is None:
         return None
@@ -155,7 +155,7 @@ def register() -> None:
 
 @functools.cache
 def missing() -> str | None:
-    """Why there are no CUDA kernels here, or None.  Loads the compiled module."""
+    """Return the reason why there are no CUDA kernels here, or None.  Loads the compiled module."""
     try:
         from jaxext._cuda_build import REASON
     except ImportError:
@@ -208,7 +208,10 @@ def _driver() -> tuple[int, int] | None:
 
 
 def not_compiled_for(arch: int) -> str | None:
-    """Why the portable kernels do not run there, or None: code runs on its own generation from its capability on, PTX on all newer ones."""
+    """Return the reason why the portable kernels do not run there, or None.
+
+    Code runs on its own generation from its capability on, PTX on all newer ones.
+    """
     from jaxext import _cuda_module
 
     for compiled in _cuda_module.archs.split(","):

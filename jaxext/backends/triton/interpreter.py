@@ -36,7 +36,7 @@ _one_at_a_time = threading.Lock()
 
 
 def interpreting() -> bool:
-    """Whether kernels of this process run in the interpreter."""
+    """Return whether kernels of this process run in the interpreter."""
     return not isinstance(tl.zeros, triton.JITFunction)
 
 

@@ -6,6 +6,7 @@ A `Call` becomes a kernel's `Problem`, one of its `candidates` is the `Config`, 
 from __future__ import annotations
 
 import functools
+import pathlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ class TritonKernels(KernelImplementation):
     name = "triton"
     custom_calls = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
     epilogues = True
-    shared = (*KernelImplementation.shared, *sorted(KERNELS.rglob("*.py")))
+    shared = (*KernelImplementation.shared, *sorted(pathlib.Path(__file__).parent.glob("*.py")), *sorted(KERNELS.rglob("*.py")))
 
     def plan(self, call: Call) -> Plan | str:
         plan = super().plan(call)

@@ -34,7 +34,7 @@ NO_PTXAS = "ptxas is missing, which jaxlib runs at a kernel's first launch: inst
 
 
 def unavailable(call: Call) -> str | None:
-    """Why no kernel can be called for this call, or None."""
+    """Return the reason why no kernel can be called for this call, or None."""
     if call.platform == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"

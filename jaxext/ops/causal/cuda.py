@@ -40,12 +40,12 @@ class CausalConfig:
 
 
 def fields(problem: CausalProblem) -> dict[str, int]:
-    """Those of jaxext::CausalProblem."""
+    """Return the fields of jaxext::CausalProblem."""
     return fields_named(problem, "BTCJ")
 
 
 def refused(problem: CausalProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     target = "causal_conv1d" + ("_backward" if problem.role == "backward" else "")
     return refusal(target, fields(problem), (*problem.dtypes, problem.epilogue.bias), problem.arch)
 
@@ -74,7 +74,7 @@ def pick(problem: CausalProblem) -> CausalConfig:
 
 
 def exact(problem: CausalProblem) -> bool:
-    """Whether the kernels for exactly this number of taps take it, if there are vectors."""
+    """Return whether the kernels for exactly this number of taps take it, if there are vectors."""
     return problem.J == TAPS and not problem.idx
 
 

@@ -205,7 +205,7 @@ def along(of_channels: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _same(seq_idx: jax.Array, back: int) -> jax.Array:
-    """Whether a step and the one so far before it are there, and of one sequence."""
+    """Return whether a step and the one so far before it are there, and of one sequence."""
     axis = seq_idx.ndim - 1
     back = min(back, seq_idx.shape[axis])
     later, earlier = (lax.slice_in_dim(seq_idx, begin, begin + seq_idx.shape[axis] - back, axis=axis) for begin in (back, 0))

@@ -39,12 +39,12 @@ class ConvConfig:
 
 
 def fields(problem: ConvProblem) -> dict[str, Any]:
-    """Those of jaxext::ConvProblem."""
+    """Return the fields of jaxext::ConvProblem."""
     return fields_named(problem, (*"BNGCK", *GEOMETRY))
 
 
 def refused(problem: ConvProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     return refused_by("conv", problem)
 
 
@@ -138,7 +138,7 @@ def rank(problem: ConvProblem) -> int:
 
 
 def _cuts(problem: ConvProblem, splits: int) -> bool:
-    """Whether the contracted images, or else rows of each image, make this many parts, each with some of the input in it."""
+    """Return whether the contracted images, or else rows of each image, make this many parts, each with some of the input in it."""
     if splits <= problem.N or not problem.N:
         return splits <= problem.N
     axis = 3 - rank(problem)

@@ -49,7 +49,7 @@ class DepthwiseConfig:
 
 
 def refused(problem: ConvProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     return refused_by("depthwise", problem)
 
 
@@ -125,13 +125,13 @@ def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
 
 
 def fills_vectors(problem: ConvProblem) -> bool:
-    """Whether the channels of y divide into vectors, each of which meets neighbouring channels of x."""
+    """Return whether the channels of y divide into vectors, each of which meets neighbouring channels of x."""
     vector = VECTOR_BITS // BITS[problem.dtypes[0]]
     return problem.G * problem.K % vector == 0 and (vector % problem.K == 0 or problem.K % vector == 0)
 
 
 def uses_tensor_cores(problem: ConvProblem) -> bool:
-    """Whether tensor cores take it."""
+    """Return whether tensor cores take it."""
     d, h, w = problem.axes
     plain = problem.role != "wgrad" and BITS[problem.dtypes[0]] == 16 and problem.K == 1 and problem.G % 8 == 0
     planes = (d.R, d.T, d.offset) == (1, d.S, 0) and problem.stride[0] == problem.input_dilation[0] == 1

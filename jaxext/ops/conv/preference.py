@@ -64,7 +64,7 @@ def _depthwise_of_cudnn(call: Call) -> bool:
 
 
 def _fused(call: Call) -> bool:
-    """Whether XLA computes the sum of shifted inputs in one fusion."""
+    """Return whether XLA computes the sum of shifted inputs in one fusion."""
     window = _window(call)
     few = math.prod(window.filter) <= FUSED_TAPS and call.sizes["K"] <= FUSED_OUTPUTS
     fits = few and not _holes(window.input_dilation, window.input) and not _depthwise_of_cudnn(call)
@@ -72,7 +72,7 @@ def _fused(call: Call) -> bool:
 
 
 def _zeros(call: Call) -> bool:
-    """Whether XLA's input is mostly zeros: it is dilated, or the dgrad of a strided convolution that is not a single cuDNN call."""
+    """Return whether XLA's input is mostly zeros: it is dilated, or the dgrad of a strided convolution that is not a single cuDNN call."""
     window = _window(call)
     dilated, filter_dilated = _holes(window.input_dilation, window.input), _holes(window.filter_dilation, window.filter)
     if call.open != "x":
@@ -82,7 +82,7 @@ def _zeros(call: Call) -> bool:
 
 
 def _images_as_filters(call: Call) -> bool:
-    """Whether a filter's gradient is not a single cuDNN call, which supports neither dilations nor one filter per example."""
+    """Return whether a filter's gradient is not a single cuDNN call, which supports neither dilations nor one filter per example."""
     window = _window(call)
     dilated = _holes(window.input_dilation, window.input) or _holes(window.filter_dilation, window.filter)
     return call.open == "w" and (dilated or call.sizes["B"] > 1 and call.sizes["G"] == 1)
@@ -94,7 +94,7 @@ def _window(call: Call) -> Window:
 
 
 def _holes(steps: Iterable[int], sizes: Iterable[int]) -> bool:
-    """Whether there are zeros between neighbours along an axis."""
+    """Return whether there are zeros between neighbours along an axis."""
     return any(step > 1 and size > 1 for step, size in zip(steps, sizes, strict=True))
 
 

@@ -41,7 +41,7 @@ class Lax(ConvPlan):
     def run(self, a, b):
         conv, preferred = self.conv, preferred_dtype(a.dtype, self.conv.result)
         if not in_own_layout(conv):
-            return _masked_rows_of_no_group(conv, a, b, preferred)
+            return _grouped_convolution(conv, a, b, preferred)
         a = lax.squeeze(a, (0, -2))
         if conv.open == "w":
             w = dense_wgrad(a, lax.squeeze(b, (0, -2)), conv.window, conv.precision, preferred)
@@ -63,7 +63,7 @@ def reverses(conv: Conv) -> bool:
     return conv.dgrad and conv.groups == 1 and not in_own_layout(conv)
 
 
-def _masked_rows_of_no_group(conv: Conv, a, b, preferred):
+def _grouped_convolution(conv: Conv, a, b, preferred):
     """lax's convolution, with groups if B·G > 1: the same HLO as lax's own forward and transposes."""
     window, B, G = conv.window, conv.B, conv.G
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))

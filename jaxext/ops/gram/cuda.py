@@ -1,8 +1,8 @@
 """How a product of a matrix with its own transpose is launched on Hopper (csrc/gram/gram.h), and which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by the model of matrix products
-(cuda_matmul.py), with the tiles that touch the lower triangle, each of which is stored twice.  Clusters are two tiles high, and those on
-the diagonal are whole, so the number of rows decides which tile leaves the fewest multiprocessors without work.
+(ops/matmul/cuda.py), with the tiles that touch the lower triangle, each of which is stored twice.  Clusters are two tiles high, and those
+on the diagonal are whole, so the number of rows decides which tile leaves the fewest multiprocessors without work.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class GramConfig:
 
 
 def fields(problem: GramProblem) -> dict[str, int]:
-    """Those of jaxext::GramProblem."""
+    """Return the fields of jaxext::GramProblem."""
     return dict(B=problem.B, M=problem.rows, N=problem.depth)
 
 
 def refused(problem: GramProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     return refusal("gram", fields(problem), (*problem.dtypes, problem.addend), problem.arch)
 
 

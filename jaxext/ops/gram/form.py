@@ -109,7 +109,7 @@ def _examples(call: Call) -> dict[str, jax.Array]:
 
 @functools.cache
 def operation(addend: bool) -> Operation:
-    """With the names of matmul's slots: of the NT product, whose result is a."""
+    """Return the operation, with the names of matmul's slots: of the NT product, whose result is a."""
     slots = MATMUL.slots
     return Operation(
         name="gram",
@@ -128,7 +128,7 @@ def operation(addend: bool) -> Operation:
 
 
 def gram(name: str, x: Any, *, implementation: str | None, **static) -> jax.Array:
-    """Of the public operation."""
+    """Compute the public operation."""
     x = matrices(name, x)
     return compiled(_gram, (name,), FAMILY, implementation, (x,), static, name=name)
 

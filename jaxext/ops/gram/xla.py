@@ -45,7 +45,7 @@ class XlaGram(XlaDefinition):
 
 
 def _gains(call: Call) -> bool:
-    """Whether the products that are saved take longer than putting the blocks together, and these are large enough for XLA."""
+    """Return whether the products that are saved take longer than putting the blocks together, and these are large enough for XLA."""
     return call.sizes["M"] >= 768 and call.sizes["N"] >= 512
 
 

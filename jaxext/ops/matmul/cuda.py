@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import Cuda, compiled, config_of, fields_named, kernel_call, refusal, refused_epilogue, splits
+from jaxext.backends.fields import matmul_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import REACHED, START, STORED, Machine, machine, stored
 from jaxext.kernels.matmul.problem import MatmulProblem
 from jaxext.ops.matmul import cuda_pieces
-from jaxext.ops.matmul.problem import matmul_problem
 
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 
@@ -40,12 +40,12 @@ class MatmulConfig:
 
 
 def fields(problem: MatmulProblem) -> dict[str, int]:
-    """Those of jaxext::MatmulProblem."""
+    """Return the fields of jaxext::MatmulProblem."""
     return fields_named(problem, "BMNK")
 
 
 def refused(problem: MatmulProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     target = "linear" if problem.epilogue else f"matmul_{problem.role}"
     return refused_epilogue(problem) or refusal(target, fields(problem), problem.dtypes, problem.arch)
 
@@ -116,7 +116,7 @@ def _few_enough(problem: MatmulProblem, row: Mapping[str, Any]) -> bool:
 
 
 def _divides(problem: MatmulProblem, splits: int, tile_k: int) -> bool:
-    """Whether parts are equal, begin at multiples of 16 bytes, and are long enough."""
+    """Return whether parts are equal, begin at multiples of 16 bytes, and are long enough."""
     depth = problem.depth
     return problem.B == 1 and depth % (splits * 128 // BITS[problem.dtypes[0]]) == 0 and depth // splits >= _FEWEST_STEPS * tile_k
 

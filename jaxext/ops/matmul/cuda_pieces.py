@@ -33,7 +33,7 @@ class PiecesConfig:
 
 
 def refused(problem: MatmulProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     if problem.precision not in PIECES:
         return "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
     return refusal(f"pieces_{problem.role}", fields_named(problem, "BMNK"), problem.dtypes, problem.arch)
@@ -69,5 +69,5 @@ def clocks(problem: MatmulProblem, config: PiecesConfig) -> float:
 
 
 def _divides(problem: MatmulProblem, splits: int) -> bool:
-    """Whether parts are equal, begin at multiples of 16 bytes, and are long enough."""
+    """Return whether parts are equal, begin at multiples of 16 bytes, and are long enough."""
     return problem.B == 1 and problem.depth % (splits * 4) == 0 and problem.depth // splits >= _FEWEST_STEPS * _STEP

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from jaxext.backends.fields import matmul_problem
 from jaxext.backends.triton.triton_binding import INTERPRETED_CAPABILITY, TritonKernels
 from jaxext.kernels import matmul
-from jaxext.ops.matmul.problem import matmul_problem
 
 
 class TritonMatmul(TritonKernels):

@@ -56,7 +56,7 @@ class XlaMatmul(XlaDefinition):
 
 
 def _large_and_complex(call: Call) -> bool:
-    """Whether two large matrices of complex numbers are multiplied on a CPU, into numbers as wide, or into their real part."""
+    """Return whether two large matrices of complex numbers are multiplied on a CPU, into numbers as wide, or into their real part."""
     left, right = ({*call.labels[slot]} for slot in call.labels if slot != call.open)
     dtypes = {dtype for slot, dtype in call.dtypes.items() if slot != call.open}
     if call.platform != "cpu" or len(dtypes) > 1 or not is_complex(dtype := dtypes.pop()):
@@ -71,7 +71,7 @@ def _large_and_complex(call: Call) -> bool:
 
 
 def _faster_swapped(lhs, rhs, left, right, result) -> bool:
-    """Whether both operands have 16 bits, their contracted axes come first, and the right one is smaller.
+    """Return whether both operands have 16 bits, their contracted axes come first, and the right one is smaller.
 
     XLA's CPU backend multiplies such operands twice as fast with the smaller one on the left.
     """

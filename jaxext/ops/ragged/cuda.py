@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda.cuda_binding import Cuda, compiled, config_of, fields_named, kernel_call, refusal
+from jaxext.backends.fields import matmul_problem
 from jaxext.backends.kernel import KernelCall
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import REACHED, START, STORED, machine
 from jaxext.kernels.ragged.problem import RaggedProblem, visits
-from jaxext.ops.matmul.problem import matmul_problem
 from jaxext.ops.ragged.problem import slower
 
 _RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
@@ -36,12 +36,12 @@ class RaggedConfig:
 
 
 def fields(problem: RaggedProblem) -> dict[str, int]:
-    """Those of jaxext::RaggedProblem."""
+    """Return the fields of jaxext::RaggedProblem."""
     return fields_named(problem, "BPRMNKG")
 
 
 def refused(problem: RaggedProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     return refusal(f"ragged_{problem.role}", fields(problem), problem.dtypes, problem.arch)
 
 

@@ -81,7 +81,7 @@ def _power_of_two(size: float) -> int:
 
 
 def _small(call: Call) -> bool:
-    """Whether the dense way is as fast: there is one group, a block would be all rows, or the loop takes longer than what it computes."""
+    """Return whether the dense way is as fast: one group, a block of all rows, or a loop that takes longer than what it computes."""
     groups, rows, columns, summed = (call.sizes[label] for label in "GMNK")
     halves = call.dtype.itemsize == 2  # of which a loop converts each slice to float32
     if call.open == "w":

@@ -59,7 +59,7 @@ def _common(one: int, other: int) -> int:
 
 
 def blocks_fit(counts: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether an array of this shape has as many blocks of equal size along each axis."""
+    """Return whether an array of this shape has as many blocks of equal size along each axis."""
     same = len(counts) == len(shape)
     return not counts or same and all(n and size % n == 0 or n == size for n, size in zip(counts, shape, strict=True))
 

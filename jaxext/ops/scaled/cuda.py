@@ -55,7 +55,7 @@ class ScaledProblem(MatmulProblem):
 
     @property
     def by_rows(self) -> bool:
-        """Whether the scale of the result joins that of its rows."""
+        """Return whether the scale of the result joins that of its rows."""
         return self.blocks[1] == 1
 
     @property
@@ -70,13 +70,13 @@ class ScaledProblem(MatmulProblem):
 
     @property
     def columns_in_steps(self) -> bool:
-        """Whether scales change along the sum, and each column has its own."""
+        """Return whether scales change along the sum, and each column has its own."""
         _, j, s = self.kernel_blocks
         return s > 1 and j == self.cols
 
 
 def fields(problem: ScaledProblem) -> dict[str, int]:
-    """Those of jaxext::ScaledProblem."""
+    """Return the fields of jaxext::ScaledProblem."""
     i, j, s = problem.kernel_blocks
     return dict(B=problem.B, M=problem.rows, N=problem.cols, K=problem.depth, I=i, J=j, S=s)
 
@@ -88,7 +88,7 @@ def scaled_both_ways(problem: ScaledProblem) -> str | None:
 
 
 def refused(problem: ScaledProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     return scaled_both_ways(problem) or refusal("scaled", fields(problem), (*problem.operand_dtypes, problem.dtypes[2]), problem.arch)
 
 

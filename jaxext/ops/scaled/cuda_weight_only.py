@@ -63,12 +63,12 @@ class WeightOnlyConfig:
 
 
 def fields(problem: WeightOnlyProblem) -> dict[str, int]:
-    """Those of jaxext::WeightOnlyProblem."""
+    """Return the fields of jaxext::WeightOnlyProblem."""
     return fields_named(problem, "BMNKS") | {"bits": problem.bits_of_weight}
 
 
 def refused(problem: WeightOnlyProblem) -> str | None:
-    """Why the kernels do not take it, or None."""
+    """Return the reason why the kernels do not take it, or None."""
     if problem.role != "nn":
         return f"the product {problem.role}, a derivative, want the product itself"
     if problem.scaled != ("w",):

@@ -26,9 +26,9 @@ from lowered import BLOCK, IMAGES, MESH, conv, loss, moved, resnet_block, struct
 import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.fields import matmul_problem
 from jaxext.backends.triton import assembler, triton_call
 from jaxext.ops.matmul import triton as triton_matmul
-from jaxext.ops.matmul.problem import matmul_problem
 
 pytest.importorskip("triton")
 pytest.importorskip("jax_triton", exc_type=ImportError)
