@@ -64,7 +64,7 @@ class Case:
         return tuple(k for k, x in enumerate(self.args) if is_float(x))
 
     def lacks(self, need: str) -> str | None:
-        """Return the reason why the case lacks what a check needs, or None.  A need that is not listed here is the name of another check."""
+        """Return the reason why the case lacks what a check needs, or None.  A need that is not listed is the name of another check."""
         absent, why = {
             "floats": (not self.floats or not any(map(is_float, self.cotangents)), "no floating-point argument or result"),
             "small": (sum(self.args[k].size for k in self.floats) > 128, "more than 128 floating-point elements in the arguments"),

@@ -153,3 +153,16 @@ def test_programs_tell_tables_and_code_apart(monkeypatch):
     assert known_as() != before
     monkeypatch.setattr(environment, "codes", lambda platform: codes)
     assert known_as() == before
+
+
+def test_numbers_that_print_alike_are_told_apart():
+    """On several devices the second product was taken for the first: their scales agree in six digits."""
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.enable_x64(True):
+        x = jax.device_put(np.random.default_rng(0).normal(size=(8, 16)), jax.NamedSharding(mesh, P("a")))
+        coefficients = (3.0, -4.775, 2.0315), (3.0, -4.775003, 2.0315)
+        one, other = jax.jit(lambda x: [jaxext.newton_schulz(x, 1, each) for each in coefficients])(x)
+        alone = [jax.jit(lambda x, each=each: jaxext.newton_schulz(x, 1, each))(np.asarray(x)) for each in coefficients]
+    np.testing.assert_allclose(one, alone[0], rtol=1e-12)
+    np.testing.assert_allclose(other, alone[1], rtol=1e-12)
+    assert np.abs(np.asarray(alone[0]) - alone[1]).max() > 1e-8

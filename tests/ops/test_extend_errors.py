@@ -213,6 +213,18 @@ def test_what_does_not_fit_is_an_error_with_names(call, error, message):
         call()
 
 
+def test_a_method_of_another_name_is_refused():
+    """An implementation that has `gains` for `not_preferred` would be taken without a name."""
+
+    class Old(extend.Implementation):
+        name, version = "old_toy", "1"
+        refuses = gains = lambda self, call: None
+        run = lambda self, call, config, operands: jax.numpy.zeros(call.shape, call.dtype)
+
+    with pytest.raises(TypeError, match="register: old_toy has a method `gains`, which nothing asks, want it as `not_preferred`"):
+        extend.register("matmul", Old())
+
+
 def test_the_operations_names_are_taken():
     rooms = ("jaxext.ops.conv", "jaxext.ops.matmul")
     operations = [name for name, value in vars(jaxext).items() if getattr(value, "__module__", None) in rooms]

@@ -211,6 +211,25 @@ def test_a_split_contraction(kind):
     assert "all-reduce" in compiled and "all-gather" not in compiled
 
 
+def test_axes_that_must_be_whole_are_gathered_for_an_asked_sharding():
+    """On an explicit mesh: rows of an image, and gate and up, are refused unless the sharding of the result is given."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
+    x, w = random((1, 4, 4, 2), np.float32, 0), random((3, 3, 2, 4), np.float32, 1)
+    a, gates = random((6, 8), np.float32, 2), random((8, 2, 4), np.float32, 3)
+    image = functools.partial(jaxext.conv_bias_act, window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    calls: Any = [
+        (functools.partial(image, activation="relu"), x, w, P(None, "d"), P()),
+        (functools.partial(jaxext.gated_linear_unit, activation="silu"), a, gates, P(), P(None, "d")),
+    ]
+    for call, first, second, *specs in calls:
+        with jax.set_mesh(mesh):
+            placed = [jax.device_put(each, jax.NamedSharding(mesh, spec)) for each, spec in zip((first, second), specs, strict=True)]
+            with pytest.raises(Exception, match="want it whole"):
+                jax.jit(call)(*placed)
+            got = jax.jit(functools.partial(call, out_sharding=P()))(*placed)
+        np.testing.assert_allclose(got, call(first, second), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("which", [(0,), (2,), (3,), (1, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize(
     "specs",

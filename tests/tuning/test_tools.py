@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.core import Tracer
 
 import jaxext
 
@@ -52,7 +53,7 @@ def test_arguments_without_an_array_are_static(name, tmp_path):
         return jaxext.matmul(tree["x"], tree["x"].T).sum()  # whose gradient in y is a literal
 
     tool(noted)({"x": X, "y": 2.0}, 3, how="a")
-    assert seen and all(isinstance(x, jax.core.Tracer) and (n, how) == (3, "a") for x, n, how in seen)
+    assert seen and all(isinstance(x, Tracer) and (n, how) == (3, "a") for x, n, how in seen)
     assert repr(tool(jaxext.linear)).endswith("to be called with the arguments of that function")
 
 
