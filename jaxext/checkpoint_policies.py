@@ -50,8 +50,8 @@ def seeing_products(policy: Callable) -> Callable:
             return policy(primitive, *avals, **params)
         static = params["static"]
         shown = dict(precision=static.precision, preferred_element_type=static.dtype, out_sharding=static.out_sharding)
-        if form.family.said is not None:
-            return policy(form.family.lax_primitive, *avals[:3], **shown, **form.family.said(open, static.ranks))
+        if form.family.lax_params is not None:
+            return policy(form.family.lax_primitive, *avals[:3], **shown, **form.family.lax_params(open, static.ranks))
         if not form.window:
             lhs, rhs, result = (form.axes(slot, static.ranks) for slot in (*form.factors(open), open))
             shown["dimension_numbers"] = dimension_numbers(lhs, rhs, result)

@@ -239,7 +239,7 @@ def kernel_result(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return result if result.dtype.itemsize > 1 else jax.ShapeDtypeStruct(result.shape, jnp.float32)
 
 
-def apart(x: jax.Array) -> jax.Array:
+def own_buffer(x: jax.Array) -> jax.Array:
     """Put an operand or a result of a kernel into a buffer of its own, for kernels that need alignment to 16 bytes.
 
     XLA's GPU compiler may pass a slice of a larger array to a typed FFI call without a copy, at any offset: a weight within a vector of all

@@ -36,11 +36,11 @@ class Family:
       read: computes an equation of `lax_primitive` as a product of the family, from its operands, its parameters, the dtype of its result
         and the name of an implementation.  None if equations of `lax_primitive` are not replaced.
       bind: computes a call of `replaced` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
-      said: `said(open, ranks)` gives the parameters of `lax_primitive` that tell which axes are what.  None: `dimension_numbers`, by the
+      lax_params: `lax_params(open, ranks)` gives the parameters of `lax_primitive` that tell which axes are what.  None: `dimension_numbers`, by the
         labels.
       names: a pattern of the names of its forms, reserved for them.
       weights: the slot that all rows of a result share.  None: there is none, so `use_invariant` refuses the family.
-      letters: slot -> label -> the letter in `explain`, if it differs from the label.
+      axis_names: slot -> label -> the letter in `explain`, if it differs from the label.
       groups: the labels that `read` splits off a neighbouring axis.
       implementations: in order of preference.  The last one plans every call, and is the definition.
     """
@@ -51,9 +51,9 @@ class Family:
     namesake: Primitive | None = None
     read: Callable[..., jax.Array] | None = None
     bind: Callable[..., jax.Array] | None = None
-    said: Callable[..., Mapping] | None = None
+    lax_params: Callable[..., Mapping] | None = None
     weights: str | None = None
-    letters: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    axis_names: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     groups: str = ""
     implementations: list[Implementation] = dataclasses.field(default_factory=list)
 

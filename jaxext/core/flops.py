@@ -15,18 +15,18 @@ from jaxext.core.window import meetings
 
 _MODULE = "jax.experimental.roofline"
 
-_told = set()  # the primitives that have a rule
+_registered = set()  # the primitives that have a rule
 
 
-def tell(products) -> None:
+def register(products) -> None:
     """Register rules for these primitives, each with its form and open slot, if roofline is imported."""
-    if _MODULE not in sys.modules or products.keys() <= _told:
+    if _MODULE not in sys.modules or products.keys() <= _registered:
         return
     from jax.experimental import roofline
 
-    for primitive in products.keys() - _told:
+    for primitive in products.keys() - _registered:
         roofline.register_roofline(primitive)(functools.partial(_count, *products[primitive]))
-        _told.add(primitive)
+        _registered.add(primitive)
 
 
 def operations(form, sizes, window) -> int:

@@ -38,7 +38,7 @@ def make(labelled: Labelled, open: str, batch_rule: Callable, *, multiple_result
 
 def prepare(labelled: Labelled, *args: Any) -> list[Any]:
     """The operands of a primitive that is bound next."""
-    flops.tell(owner)
+    flops.register(owner)
     in_use.add(labelled.family)
     return list(_compat.align_varying(*args))
 

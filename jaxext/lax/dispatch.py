@@ -141,7 +141,7 @@ def _program_of(function, key, name, keywords, implementation):
 
 def _resolved(implementation: str | None, name: str, family: Family) -> str | Invariant | None:
     """The implementation that the call or the context names, at the beginning of a call."""
-    flops.tell(owner)  # on a cache hit jax binds no primitive, so `Form.bind` would not register the rules
+    flops.register(owner)  # on a cache hit jax binds no primitive, so `Form.bind` would not register the rules
     return named(implementation, name, family) if implementation is not None or _named.value is not None or _invariant.value else None
 
 
@@ -182,8 +182,8 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
         return implementation
     if family.weights is None:
         raise NotImplementedError(
-            f"{operation}: inside use_invariant, which keeps the rows of matmul, dot_general, convolutions, linear, gated_linear_unit and "
-            "conv_bias_act alone, want one of these, or call it outside"
+            f"{operation}: inside use_invariant, which keeps the rows of {', '.join(name for name, each in families.items() if each.weights)}"
+            " alone, want one of these, or call it outside"
         )
     return Invariant(implementation)
 

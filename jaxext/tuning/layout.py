@@ -65,6 +65,6 @@ def _letters(form: Form, slot: str, axes: Sequence[str]) -> str:
     """The axes as letters, without numbers.  Window axes use the input's letters, and channels the family's."""
     rank = len(form.window) // 3
     spatial = {label: form.window[i % rank] for i, label in enumerate(form.window)}
-    channels = form.family.letters.get(slot, {})
+    channels = form.family.axis_names.get(slot, {})
     letters = [spatial.get(axis, axis).rstrip("0123456789") for axis in axes]
     return "".join(channels.get(letter, letter) for letter in letters)

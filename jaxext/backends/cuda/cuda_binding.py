@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxext._target import named
 from jaxext.backends.fields import DTYPES
-from jaxext.backends.kernel import PROBLEMS, KernelCall, KernelImplementation, apart
+from jaxext.backends.kernel import PROBLEMS, KernelCall, KernelImplementation, own_buffer
 from jaxext.core.call import Call, no_kernel
 from jaxext.core.implementation import files_of, hash_of
 from jaxext.kernels.epilogue import ACTIVATIONS
@@ -125,7 +125,7 @@ def called(
     `result` is a tuple if there are several, which have one shape, and so is what is returned.  `aligned`: as for `kernel_call`.
     """
     parts = (attributes["splits"],) if attributes.get("splits", 1) > 1 else ()
-    placed = apart if aligned else (lambda x: x)
+    placed = own_buffer if aligned else (lambda x: x)
     given = [
         placed(x.astype(jnp.float32) if slot == "bias" else x.reshape(shapes.get(slot, x.shape)))
         for slot, x in zip(slots, operands, strict=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxext._compat import adapt_dce_rule
 from jaxext._target import named
-from jaxext.backends.kernel import apart
+from jaxext.backends.kernel import own_buffer
 from jaxext.backends.triton import assembler, repairs
 from jaxext.core.call import Call, Partitioner, no_kernel
 from jaxext.kernels.launch import SHARED_MEMORY
@@ -117,7 +117,9 @@ def called(launch, arch, result, *operands) -> Any:
     """The compiled kernel, as a custom call.  There are two results where `result` is a tuple of two."""
     keywords = _keywords()
     assert keywords is not None
-    slots = dict(zip(dict.fromkeys(launch.operands), map(apart, operands), strict=True))  # it is compiled for pointers aligned to 16 bytes
+    slots = dict(
+        zip(dict.fromkeys(launch.operands), map(own_buffer, operands), strict=True)
+    )  # it is compiled for pointers aligned to 16 bytes
     y = _jax_triton().triton_call(
         *(slots[slot] for slot in launch.operands),
         kernel=launch.kernel,
@@ -130,7 +132,7 @@ def called(launch, arch, result, *operands) -> Any:
         **keywords[1],
         **launch.constants,
     )
-    return jax.tree.map(apart, y)
+    return jax.tree.map(own_buffer, y)
 
 
 def interpreted(launch, arch, result, *operands) -> Any:

@@ -188,7 +188,7 @@ FAMILY = declare(
         names=r"conv\d+d",
         read=read,
         weights="w",
-        letters={"w": {"K": "O", "C": "I"}, "y": {"K": "C"}},
+        axis_names={"w": {"K": "O", "C": "I"}, "y": {"K": "C"}},
         groups="GB",
     ),
     CudaConv(),

@@ -72,7 +72,7 @@ def _grouped_convolution(conv: Conv, a, b, preferred):
     )
     if conv.open == "y":
         w = b.reshape((-1,) + b.shape[3:])
-        feature_groups, batch_groups = (1, B) if by_batch_groups(B, G, conv.K, window, conv.platform) else (B * G, 1)
+        feature_groups, batch_groups = (1, B) if uses_batch_groups(B, G, conv.K, window, conv.platform) else (B * G, 1)
         x = a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:]) if batch_groups > 1 else _merge(a)
         spec = filter_spec = (first, last, *space)
         if reverses(conv):
@@ -169,7 +169,7 @@ def _work_of_fprop(conv):
         return Work(matrix=matrix_product(N * conv.outputs, C, K), calls=1, results=conv.y)
     if groups == 1 and exchanges("y", window) and math.prod(window.input) > 1:
         return Work(generic=conv.products / dilation) if dilation > 1 else work_of_xla(conv)
-    batched = window.rank == 3 and by_batch_groups(conv.B, conv.G, K, window, "cpu")
+    batched = window.rank == 3 and uses_batch_groups(conv.B, conv.G, K, window, "cpu")
     if not _eigen_has(conv) or window.rank == 3 and groups > 1 and not batched or dilation > 1 and (window.rank == 3 or not plain):
         return work_of_xla(conv)
     if batched:
@@ -260,18 +260,18 @@ def padded_apart(x, window: Window):
 
     XLA's CPU backend is slow at padding images of a single channel, which one image is in wgrad.
     """
-    if max(window.input_dilation, default=1) > 1 or {(0, 0)} >= {*window.padding}:
+    if max(window.input_dilation, default=1) > 1 or all(ends == (0, 0) for ends in window.padding):
         return x, window
     x = lax.optimization_barrier(padded(x, window))
     return x, dataclasses.replace(window, input=x.shape[2:-2], padding=((0, 0),) * window.rank)
 
 
-def by_batch_groups(B, G, K, window, platform):
+def uses_batch_groups(B, G, K, window, platform):
     """Return whether to use lax's batch groups in fprop: XLA's other convolutions with three axes are slow, the more so with a dilation.
 
     XLA's CPU backend multiplies the filter of each group with the images of all.
     """
-    if window.rank != 3 or not all(isinstance(n, int) for n in (B, G, K)) or not B > 1 == G:
+    if window.rank != 3 or not all(isinstance(n, int) for n in (B, G, K)) or B <= 1 or G != 1:
         return False
     dilated = max(*window.input_dilation, *window.filter_dilation) > 1
     return K == 1 if dilated else platform == "cpu" and K <= FILTERS_OF_BATCH_GROUPS and B <= MOST_BATCH_GROUPS

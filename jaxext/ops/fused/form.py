@@ -38,7 +38,7 @@ CONV_BIAS_ACT = declare(
         lax_primitive=lax.conv_general_dilated_p,
         names=r"conv\d+d_bias_act",
         weights="w",
-        letters={**CONV.letters, "residual": CONV.letters["y"], epilogue.PREACTIVATION: CONV.letters["y"]},
+        axis_names={**CONV.axis_names, "residual": CONV.axis_names["y"], epilogue.PREACTIVATION: CONV.axis_names["y"]},
         groups=CONV.groups,
     ),
     CudaConv(),

@@ -221,7 +221,7 @@ def bind(lhs, rhs, group_sizes, *, ragged_dot_dimension_numbers, group_offset, *
     return product("ragged_dot_general", arrays, ragged_dot_dimension_numbers, implementation=None, **static)
 
 
-def said(open: str, ranks: Sequence[int]) -> dict[str, Any]:
+def params_of(open: str, ranks: Sequence[int]) -> dict[str, Any]:
     """How lax's primitive says which axes are what."""
     x, w, y = (RAGGED.axes(slot, ranks) for slot in "xwy")
     lhs, rhs, result = {"y": (x, w, y), "x": (y, w, x), "w": (x, y, w)}[open]
@@ -240,7 +240,7 @@ def _sizes_of_rhs(rhs, sizes, numbers):
 
 
 FAMILY = declare(
-    Family("ragged", lax_primitive=_compat.ragged_dot_general_p, names="ragged", read=read, bind=bind, said=said),
+    Family("ragged", lax_primitive=_compat.ragged_dot_general_p, names="ragged", read=read, bind=bind, lax_params=params_of),
     CudaRagged(),
     TritonRagged(),
     XlaRagged(),
