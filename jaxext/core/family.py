@@ -36,8 +36,8 @@ class Family:
       read: computes an equation of `lax_primitive` as a product of the family, from its operands, its parameters, the dtype of its result
         and the name of an implementation.  None if equations of `lax_primitive` are not replaced.
       bind: computes a call of `replaced` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
-      lax_params: `lax_params(open, ranks)` gives the parameters of `lax_primitive` that tell which axes are what.  None: `dimension_numbers`, by the
-        labels.
+      lax_params: `lax_params(open, ranks)` gives the parameters of `lax_primitive` that tell which axes are what.  None:
+        `dimension_numbers`, by the labels.
       names: a pattern of the names of its forms, reserved for them.
       weights: the slot that all rows of a result share.  None: there is none, so `use_invariant` refuses the family.
       axis_names: slot -> label -> the letter in `explain`, if it differs from the label.
