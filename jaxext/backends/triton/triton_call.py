@@ -50,7 +50,7 @@ def unavailable(call: Call) -> str | None:
 
 @functools.cache
 def missing(*, interpreted: bool) -> str | None:
-    """Which package is missing or has an unsupported version, or None.  Imports Triton."""
+    """Return which package is missing or has an unsupported version, or None.  Imports Triton."""
     found = {package: installed(package) for package in _WANTED}
     for package, version in found.items():
         if interpreted and package == "jax-triton":
