@@ -401,7 +401,7 @@ def evaluated(eqn, *operands) -> list:
 
 
 def scan_counts(params) -> tuple[int, int]:
-    """How many operands of a scan are the same in all steps, and how many are carried: jax 0.12 keeps them as trees.
+    """Return how many operands of a scan are the same in all steps, and how many are carried: jax 0.12 keeps them as trees.
 
     Removed once jax 0.12 is the oldest version.
     """

@@ -1,6 +1,7 @@
-"""How messages tell a value: an array by its dtype and shape, as `float32[3,4]`, and everything in a line of limited length.  And whom.
+"""Messages tell an array by its dtype and shape, as `float32[3,4]`, and everything in a line of limited length.
 
 The numbers of an array say nothing about a wrong call, and there may be a thousand lines of them.
+The module also tells whom messages address.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class KernelImplementation(Implementation, abc.ABC):
         """The reason why no kernel takes the problem, or None."""
 
     def multiplied(self, problem: Any) -> str:
-        """How float32 factors of a supported problem are multiplied, by its name in kernels."""
+        """Return how float32 factors of a supported problem are multiplied, by its name in kernels."""
         return getattr(problem, "precision", "ieee") if "fp32" in problem.dtypes[:2] else "ieee"
 
     @abc.abstractmethod

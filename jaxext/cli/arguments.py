@@ -134,7 +134,7 @@ def function(name: str, arguments: Iterable) -> Callable:
 
 
 def _of_file(where: str, attributes: str) -> str | None:
-    """What to write in place of `folder/mynet.py:loss`, or None if it does not name a file."""
+    """Return what to write in place of `folder/mynet.py:loss`, or None if it does not name a file."""
     path = pathlib.PurePath(where)
     parts = path.with_suffix("").parts
     return f"{'.'.join(parts)}:{attributes or 'function'}" if path.suffix == ".py" and all(map(str.isidentifier, parts)) else None
@@ -168,7 +168,7 @@ def _working_directory() -> str | None:
 
 
 def _where(here: str | None) -> str:
-    """Where a module was looked for, for messages."""
+    """Return where a module was looked for, for messages."""
     if here is None:
         return "not installed, and the working directory was deleted"
     if sys.flags.safe_path and not {"", here} & {*sys.path}:

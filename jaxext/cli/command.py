@@ -97,7 +97,7 @@ def _info_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _info(options) -> int:
-    """What is here: versions, devices, implementations, the table in force, the verified kernels, and how the CUDA kernels were built.
+    """Shows what is here: versions, devices, implementations, the table in force, verified kernels, and how the CUDA kernels were built.
 
     For a small call of each kind it shows whether each implementation is available, or why not, and which one is preferred without a table.
     On machines without a GPU it also asks for one.
@@ -268,7 +268,7 @@ def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeSt
 
 
 def _kernels(options) -> int:
-    """What the compilers make of each kernel, without a GPU: registers, spills, shared memory and the instructions that matter.
+    """Shows what the compilers make of each kernel, without a GPU: registers, spills, shared memory and the instructions that matter.
 
     Triton kernels are compiled on this machine, for each config.  CUDA kernels are read from the module that was compiled at installation.
     Lines end with the laws that a kernel breaks, if any.

@@ -70,7 +70,7 @@ def _verified(arch: str | None) -> dict:
 
 
 def _build() -> dict[str, str]:
-    """How the CUDA kernels were built, if they were; otherwise where it is said how to get them."""
+    """Return how the CUDA kernels were built, if they were; otherwise where it is said how to get them."""
     reason = cuda_binding.missing()
     facts = {"state": reason, "to get them": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):

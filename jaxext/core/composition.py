@@ -38,8 +38,8 @@ class Composition(Definition):
 
 
 def _parameters(call: Call, summed: Callable | None) -> tuple[Static, bool]:
-    """Those of the composition, and whether its products are no wider than the result: XLA writes a product to memory before what follows
-    it, which takes the time on GPUs."""
+    """Return the parameters of the composition, and whether its products are no wider than the result: XLA writes a product to memory
+    before what follows it, which takes the time on GPUs."""
     assert call.parameters is not None
     dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
     return call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None), call.platform != "cpu" and summed is None

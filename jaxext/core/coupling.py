@@ -45,7 +45,7 @@ def refuse_coupled(declared, sizes: Mapping[str, Any], operands: Sequence[jax.Sh
 
 @dataclasses.dataclass(frozen=True)
 class Coupled:
-    """Of an array: each of its elements depends on several elements of the label."""
+    """The state of an array each of whose elements depends on several elements of the label."""
 
     how: str
 
@@ -56,7 +56,7 @@ class Coupled:
 
 
 class Positions(frozenset):
-    """Of an array that has not the label: the axes along which it counts, as `jnp.arange` does."""
+    """The axes along which an array that has not the label counts, as `jnp.arange` does."""
 
 
 LOST = "lost"  # of an array: the axis of the label could not be followed
@@ -73,7 +73,7 @@ _CUMULATIVE = frozenset("cumlogsumexp cummax cummin cumprod cumsum".split())
 
 
 def follow(jaxpr: Jaxpr, places: Sequence[Place]) -> list[Place]:
-    """Where the axis of a label lies in each result, from where it lies in each operand.  Its size is at least 2."""
+    """Return where the axis of a label lies in each result, from where it lies in each operand.  Its size is at least 2."""
     at = dict(zip(jaxpr.invars, places, strict=True))
 
     def place(atom) -> Place:
@@ -160,7 +160,7 @@ def _reshape(eqn, places):
 
 
 def _kept(eqn, places):
-    """Of a slice, a padding or several parts: the axis keeps its elements if it keeps its size."""
+    """Return the place in the result of a slice, a padding or several parts: the axis keeps its elements if it keeps its size."""
     axis = places[0]
     same = (
         axis is not None and all(place in (axis, None) for place in places) and eqn.params.get("dimension", eqn.params.get("axis")) != axis

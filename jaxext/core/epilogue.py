@@ -36,7 +36,7 @@ GATES = "T"  # the label of gate and up, in this order
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What determines the epilogue besides its operands."""
+    """The options that determine the epilogue besides its operands."""
 
     activation: _activation.Activation
 

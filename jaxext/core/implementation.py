@@ -85,7 +85,7 @@ class Implementation:
         return (Algorithm(self.name),)
 
     def describe(self, call: Call, config: Any) -> str:
-        """How the call is computed, in a word or two, for `jaxext.explain`."""
+        """Return how the call is computed, in a word or two, for `jaxext.explain`."""
         return " ".join(str(value) for value in dataclasses.asdict(config).values())
 
     def expected(self, call: Call) -> Sequence[str]:
@@ -93,7 +93,8 @@ class Implementation:
         return ()
 
     def multiplies(self, call: Call) -> str:
-        """In how many bits factors are multiplied, if these are not all that they have, such as "TF32: 11 bits", for `jaxext.explain`."""
+        """Return in how many bits factors are multiplied, if these are not all that they have, such as "TF32: 11 bits", for
+        `jaxext.explain`."""
         return ""
 
     def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
@@ -108,7 +109,7 @@ class Implementation:
         raise NotImplementedError
 
     def plan(self, call: Call) -> Plan | str:
-        """How the call would be computed, or the reason for refusing it."""
+        """Return how the call would be computed, or the reason for refusing it."""
         return self._reason("refuses", call) or Plan(self, call)
 
     def code(self, platform: str) -> str:
@@ -159,7 +160,7 @@ class Definition(Implementation):
 
 
 class Plan:
-    """How an implementation would compute a call.
+    """The way in which an implementation would compute a call.
 
     Attributes:
       only_if_named: the reason why it is used and timed only if named, or None.
@@ -194,11 +195,11 @@ class Plan:
         return None
 
     def describe(self, config: Any) -> str:
-        """How the call would be computed, in a word or two, for `explain`."""
+        """Return how the call would be computed, in a word or two, for `explain`."""
         return self.implementation.describe(self.call, config)
 
     def multiplies(self) -> str:
-        """In how many bits factors are multiplied, if these are not all that they have."""
+        """Return in how many bits factors are multiplied, if these are not all that they have."""
         return self.implementation.multiplies(self.call)
 
     @property

@@ -29,7 +29,7 @@ _ROWS_ELSEWHERE = (128, 8)
 
 @dataclasses.dataclass(frozen=True)
 class Invariant:
-    """In place of the name of an implementation, which may be None: the bits of a row do not depend on the others."""
+    """A stand-in for the name of an implementation, which may be None: the bits of a row do not depend on the others."""
 
     name: str | None
 

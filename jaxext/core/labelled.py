@@ -52,7 +52,7 @@ class Labelled(abc.ABC):
 
     @abc.abstractmethod
     def factors(self, open: str) -> tuple[str, ...]:
-        """Those in which it is bilinear; they are the large ones."""
+        """Return the operands in which it is bilinear; they are the large ones."""
 
     @abc.abstractmethod
     def call(
@@ -195,8 +195,8 @@ class Labelled(abc.ABC):
         return NamedSharding(mesh, P(*(sharded[axis][0][1] if axis in sharded else None for axis in kept)))
 
     def joined(self, label: str, open: str, operands: Mapping, mapped: Mapping[str, int], static: Static) -> tuple[dict, Static]:
-        """For vmap: operands and parameters with the mapped axis as the first axis of `label`.  Unmapped operands that have the label are
-        broadcast."""
+        """Return, for vmap, operands and parameters with the mapped axis as the first axis of `label`.  Unmapped operands that have the
+        label are broadcast."""
         ranks, out_sharding = static.ranks, static.out_sharding
         specs = [jax.typeof(operands[name]).sharding.spec.partitions[d] for name, d in mapped.items()] if out_sharding is not None else []
         size = next(operands[name].shape[d] for name, d in mapped.items())

@@ -86,7 +86,7 @@ class Operation(Labelled):
 
     @property
     def form(self) -> Form | None:
-        """Of the product inside."""
+        """The form of the product inside."""
         return self.product[0] if self.product else None
 
     @property

@@ -1,4 +1,4 @@
-"""In how many bits the factors of float32 products are multiplied, in words.
+"""The number of bits in which the factors of float32 products are multiplied, in words.
 
 A float32 number has 24 significant bits.  Tensor cores take fewer: 11 in TF32, 8 in bfloat16.  Some precisions split a number into two or
 three of those and add up several products.  Sums are float32 unless the words say otherwise.
@@ -31,7 +31,7 @@ _ON_TPUS = ("bf16", "bf16x3", "bf16x6")
 
 
 def xla_bits(call: Call) -> str:
-    """How XLA multiplies float32 numbers, if that is known and not in float32; "allowed" where it may choose.
+    """Return how XLA multiplies float32 numbers, if that is known and not in float32; "allowed" where it may choose.
 
     The levels of `lax.Precision` are told by its documentation.  Of two levels the higher holds.
     """
@@ -54,7 +54,7 @@ def _level(precision: Any) -> lax.Precision | None:
 
 
 def _of_preset(call: Call) -> str:
-    """By its name; on CPUs XLA multiplies bfloat16's presets in float32."""
+    """Return the words for a preset, by its name; on CPUs XLA multiplies bfloat16's presets in float32."""
     found = _PRESET.fullmatch(call.precision.name)
     if found is None or call.platform == "cpu" and found[1] == "BF16":
         return ""

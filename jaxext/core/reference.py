@@ -51,7 +51,7 @@ class Reference(Definition):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Declaration:
-    """What a user declares.
+    """The declaration that a user makes.
 
     Attributes:
       reference: a function of the operands, each with one axis for each label, and static keywords.  It gives a tuple of all results.

@@ -1,4 +1,4 @@
-"""What a user's declarations give: bilinear operations and those with a reference, called like functions.
+"""The callables that a user's declarations give: bilinear operations and those with a reference, called like functions.
 
 `jaxext.extend` declares them, and registers their implementations.
 """

@@ -76,7 +76,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `doctor` found, the worst first.  `ok` says that nothing is wrong or crashes; `str` gives a text.
+    """The report of what `doctor` found, the worst first.  `ok` says that nothing is wrong or crashes; `str` gives a text.
 
     `devices` says which mesh was assumed, and of how many arguments no sharding is known.
     `remarks` say how the function was read: which gradient, or why none, and which operands are constants of the program.
@@ -284,7 +284,7 @@ def _named(step) -> tuple:
 
 
 def _hazards(subject: Equation | Planned) -> Iterator[Hazard]:
-    """Those of the subject; the first only of a plan."""
+    """Yield the hazards of the subject; the first only of a plan."""
     for hazard in HAZARDS:
         if hazard.found_in(subject, jax.__version_info__):
             yield hazard

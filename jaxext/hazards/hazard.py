@@ -1,4 +1,4 @@
-"""What a hazard is: a fault or a weakness of lax's own products, and what the doctor says of it."""
+"""The definition of a hazard: a fault or a weakness of lax's own products, and what the doctor says of it."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ class Hazard:
         return self.why if isinstance(self.why, str) else self.why[platform if platform in self.why else "cuda"]
 
     def since_on(self, platform: str) -> str:
-        """On which versions it shows, in words."""
+        """Return on which versions it shows, in words."""
         versions = "every version tested" if self.fixed is None else f"jax before {'.'.join(map(str, self.fixed))}"
         return versions + (", as reported" if not self.seen else "" if platform == "cpu" else ", on CPUs")

@@ -1,4 +1,4 @@
-"""Of what hazards are declared: predicates on what the doctor looks at, and what a hazard costs, in words."""
+"""The parts of which hazards are declared: predicates on what the doctor looks at, and what a hazard costs, in words."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ LARGEST_READ = 2**24  # elements of a constant whose numbers are compared: it is
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What an array is made of.  `arrays` are the types of those that the function closes over."""
+    """The origin of an array, what it is made of.  `arrays` are the types of those that the function closes over."""
 
     argument: bool = False
     arrays: frozenset[str] = frozenset()
@@ -89,7 +89,7 @@ class Origins:
                 self._known.update(zip(inner.invars, self._loop_constants(eqn, inner, operands), strict=False))
 
     def _loop_constants(self, eqn: Any, inner: Jaxpr, operands: list[Origin]) -> list[Origin]:
-        """Of the operands that are the same in each step."""
+        """Return the origins of the operands that are the same in each step."""
         params = eqn.params
         if eqn.primitive.name == "scan":
             return operands[: _compat.scan_counts(params)[0]]
@@ -107,7 +107,7 @@ def _single(aval: Any) -> bool:
 
 
 def _of_array(value: Any) -> Origin:
-    """Of an array that is written into the program.  A single number is no array."""
+    """Return the origin of an array that is written into the program.  A single number is no array."""
     dtype = getattr(value, "dtype", None)
     if np.size(value) == 1 or dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         return Origin(one_number=np.size(value) == 1)
@@ -124,7 +124,7 @@ def _all_equal(value: Any) -> bool:
 
 
 def constants_in_products(program: ClosedJaxpr, product: Callable[[JaxprEqn], bool]) -> Iterator[frozenset[str]]:
-    """Of each such equation with an operand that is a constant of the program: the types of the arrays that it is made of."""
+    """Yield, for each such equation with an operand that is a constant of the program, the types of the arrays that it is made of."""
     origins = Origins(program)
     for step in walk(program.jaxpr):
         if not step.inside and product(step.eqn):

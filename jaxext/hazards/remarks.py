@@ -1,4 +1,4 @@
-"""What a report says of how a function was read: constants among its operands, and which gradient was read, or why none."""
+"""The remarks of a report on how a function was read: constants among its operands, and which gradient was read, or why none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_loss(program: ClosedJaxpr) -> str | None:
 
 
 def remarks(program: ClosedJaxpr, backward: bool, gradients: bool | None) -> Iterator[str]:
-    """Of a function by its own program.  `backward`: whether its gradient is read too; `gradients`: whether that was asked."""
+    """Yield remarks on a function by its own program.  `backward`: whether its gradient is read too; `gradients`: whether it was asked."""
     own = computes_gradients(program)
     if own and gradients:
         yield "The function computes gradients itself, and gradients=True (--backward) reads the gradient of that: second derivatives."

@@ -30,7 +30,7 @@ OPAQUE = ("pallas_call", "ffi_call", "kernel_call", "debug_", "inspect_sharding"
 
 
 class Splits(NamedTuple):
-    """How XLA splits the products of a program.
+    """The way in which XLA splits the products of a program.
 
     Attributes:
       mesh: the axes of its mesh with their sizes.

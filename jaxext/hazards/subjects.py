@@ -1,4 +1,4 @@
-"""What a hazard looks at: an equation of lax in its place (`Equation`), or how jaxext would compute lax's product (`Planned`)."""
+"""The subject of a hazard: an equation of lax in its place (`Equation`), or how jaxext would compute lax's product (`Planned`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")  # lax'
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where an equation stands."""
+    """The place where an equation stands."""
 
     source: str  # the user's line, such as "mynet.py:12 (loss)"
     scope: str  # the names of modules around it, such as "CNN/Conv_0", and of jax's transformations
@@ -66,7 +66,7 @@ class Equation:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the result."""
+        """The dtype of the result."""
         return self.eqn.outvars[0].aval.dtype
 
     @property
@@ -270,7 +270,7 @@ class Conv:
         )
 
     def crops(self) -> Iterator[tuple[int, int, int]]:
-        """Of each axis: the padding, and what a crop leaves of the input."""
+        """Yield for each axis the padding, and what a crop leaves of the input."""
         for n, d, (low, high) in zip(self.input, self.lhs_dilation, self.padding, strict=True):
             yield low, high, dilate(n, d) + min(low, 0) + min(high, 0)
 

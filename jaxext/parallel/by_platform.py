@@ -169,7 +169,7 @@ def _under_a_policy(saveable, unknown, instantiated, eqn):
 
 
 def _saved(saveable, jaxpr: Jaxpr) -> list[bool]:
-    """For each result, whether it depends on a value that the policy saves."""
+    """Return for each result whether it depends on a value that the policy saves."""
     found: set[Var] = set()
     for eqn in jaxpr.eqns:
         inner = [p.jaxpr for p in eqn.params.values() if isinstance(p, ClosedJaxpr)]

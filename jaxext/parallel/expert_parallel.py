@@ -130,12 +130,13 @@ def _taken(x, at, exists):
 
 
 def _starts(sizes):
-    """Where parts begin that lie one behind the other."""
+    """Return where parts begin that lie one behind the other."""
     return jnp.cumsum(sizes, dtype=jnp.int32) - sizes
 
 
 def _parts(starts, rows):
-    """Of each row, the last of the parts that begin at or before it, and how far behind that beginning it is.  The first starts at 0."""
+    """Return for each row the last of the parts that begin at or before it, and how far behind that beginning it is.  The first starts
+    at 0."""
     # As jnp.searchsorted, which cannot stand in `by_platform` from jax 0.12 on.
     part = jnp.cumsum(jnp.zeros(rows, jnp.int32).at[starts].add(1, mode="drop"), dtype=jnp.int32) - 1
     return part, jnp.arange(rows, dtype=jnp.int32) - starts[part]

@@ -137,7 +137,7 @@ def _window(conv, image, filter):
 
 
 def _part(window, i, name, n) -> Part:
-    """How spatial axis i is convolved in n parts, which must have equally many outputs."""
+    """Return how spatial axis i is convolved in n parts, which must have equally many outputs."""
     if window.output[i] % n:
         more = window.stride[i] * (-window.output[i] % n)
         raise ValueError(

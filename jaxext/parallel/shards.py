@@ -39,7 +39,7 @@ def senders(rows: int, held: int, parts: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """How each part convolves its rows along one axis.
+    """The way in which each part convolves its rows along one axis.
 
     Part i adds its `halo` to its rows, dilates them by `dilation`, adds `margin` zeros, takes `rows` rows from row `first + step·i` on, and
     convolves them with `padding` and `input_dilation`.  All fields are the same on all parts.

@@ -1,4 +1,4 @@
-"""What a form costs whose labels are split over devices, by the rules of `cost_model`: operations, bytes held, collectives."""
+"""The cost of a form whose labels are split over devices, by the rules of `cost_model`: operations, bytes held, collectives."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SplitForm:
         return Cost(role, 2 * pairs / computed_apart, held, tuple(collectives))
 
     def assemble(self, slot: str) -> Iterator[Collective]:
-        """What an operand needs that is sent, or scattered, or whose spatial axes are computed whole."""
+        """Yield the collectives for an operand that is sent, or scattered, or whose spatial axes are computed whole."""
         yield from self.send(slot)
         if slot in self.scattered:
             yield Collective("all-gather", slot, self.missing(slot), self.copies(slot), self.bytes(slot))

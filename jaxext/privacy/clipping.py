@@ -20,7 +20,7 @@ from jaxext.privacy.square_norms import devices_that_split, part_of
 
 
 class Aux(NamedTuple):
-    """What `clipped_grad` returns besides the gradient, each for every example, or None if it was not asked for.
+    """The results that `clipped_grad` returns besides the gradient, each for every example, or None if it was not asked for.
 
     No guarantee of privacy is made for these.
     """
@@ -32,7 +32,7 @@ class Aux(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGrad:
-    """What `clipped_grad` returns: call it as the function that it was made of.
+    """The function that `clipped_grad` returns: call it as the function that it was made of.
 
     Attributes:
       l2_norm_bound: how far one example more or less can move the gradient.
@@ -228,7 +228,7 @@ def _padding(padding: Any, batch: Batch, size: int) -> jax.Array:
 
 
 def _scale(norms: jax.Array, *, clip: jax.Array, unit: bool) -> jax.Array:
-    """What to multiply gradients by: 0 if the norm is a NaN, or if a gradient of zero is clipped to 0."""
+    """Return what to multiply gradients by: 0 if the norm is a NaN, or if a gradient of zero is clipped to 0."""
     scale = jnp.minimum(1, clip / norms)
     if unit:
         scale = jnp.where(clip > 0, scale / clip, 1 / norms)

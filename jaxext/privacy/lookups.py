@@ -46,7 +46,7 @@ MODES = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.Gat
 
 
 def lookup_of(eqn: Any, made: tuple[bool, ...], dtype: Any) -> Lookup | None:
-    """How a gather of whole rows of a parameter is computed.  None if it is none, or the gradient is cheaper."""
+    """Return how a gather of whole rows of a parameter is computed.  None if it is none, or the gradient is cheaper."""
     if eqn is None or eqn.primitive.name != "gather" or made != (True, False):
         return None
     (table, *row), result = eqn.invars[0].aval.shape, eqn.outvars[0].aval

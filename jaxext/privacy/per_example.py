@@ -117,7 +117,7 @@ class Batch:
     others: tuple
 
     def loss(self, parameters: tuple, example: tuple) -> tuple[jax.Array, Any]:
-        """Of one example, with its auxiliary data."""
+        """Return the loss of one example, with its auxiliary data."""
         function = self.function
         args = dict(zip((*function.parameters, *function.mapped), (*parameters, *example), strict=True))
         others = iter(self.others)
@@ -132,12 +132,12 @@ class Batch:
 
     @property
     def dtype(self) -> Any:
-        """Of norms, and of their squares: at least float32."""
+        """The dtype of norms, and of their squares: at least float32."""
         wide = any(jnp.finfo(leaf.dtype).bits == 64 for leaf in jax.tree.leaves(self.parameters))
         return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
     def losses(self) -> tuple[jax.Array, Any]:
-        """Of all examples, with their auxiliary data."""
+        """Return the losses of all examples, with their auxiliary data."""
         return jax.vmap(self.loss, (None, 0))(self.parameters, self.examples)
 
     def zeros(self, dtype: Any, shape: Sequence[int] = ()) -> jax.Array:

@@ -119,7 +119,8 @@ def gram_of(eqn: Any, made: Sequence[bool], arrays: Sequence[Any], dtype: Any) -
 
 
 def unfolded(x: jax.Array, window: Window, first: int) -> jax.Array:
-    """What the filter sees at each output: the window's axes of x, from `first` on, become those of the output and then of the filter."""
+    """Return what the filter sees at each output: the window's axes of x, from `first` on, become those of the output and then of the
+    filter."""
     padding = [(0, 0, 0)] * x.ndim
     for i, (low, high) in enumerate(window.padding):
         padding[first + i] = (low, high, window.input_dilation[i] - 1)

@@ -15,7 +15,7 @@ from jaxext.privacy.clipping import function_of
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """How the norm of one parameter's gradient is computed.
+    """The way in which the norm of one parameter's gradient is computed.
 
     Attributes:
       name: its place in the arguments.
@@ -37,7 +37,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """How the norms are computed.  `str` formats it as a table."""
+    """The report of how the norms are computed.  `str` formats it as a table."""
 
     parameters: tuple[Parameter, ...]
 

@@ -1,4 +1,4 @@
-"""What an example contributes to the squared norm of a gradient, where a parameter meets it: two ways, for one example.
+"""The contribution of an example to the squared norm of a gradient, where a parameter meets it: two ways, for one example.
 
 - The Gram form of a product (`products`) or of looking up rows (`lookups`) does not make the gradient.
 - The gradient is made by the operation's transpose, and squared: of all examples at once if it is small, as that of a bias is.
@@ -27,7 +27,7 @@ from jaxext.privacy.products import gram_of, is_product, squared
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How an operation's contribution is computed.
+    """The way in which an operation's contribution is computed.
 
     Attributes:
       name: "gram", "gradient", or "stored".
@@ -104,7 +104,7 @@ class Meeting:
         return [y for y in results if jnp.issubdtype(y.dtype, jnp.inexact)]
 
     def gradients(self, data: Sequence[Any], values: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[jax.Array]:
-        """Of the values."""
+        """Return the gradients of the values."""
         return jax.vjp(lambda *values: self.results(data, values), *values)[1]([*cotangents])
 
     def way(self, data, values, leaves, results, dtype, remake: ClosedJaxpr | None) -> Way:
@@ -186,7 +186,7 @@ def in_parts(function: Callable, temporary: int, arrays: int) -> Callable:
 
 
 def part_of(size: int, devices: int, temporary: int, arrays: int) -> int:
-    """How many examples are computed at a time: a divisor of the batch, and a multiple of as many devices as may split it."""
+    """Return how many examples are computed at a time: a divisor of the batch, and a multiple of as many devices as may split it."""
     least = math.gcd(size, devices)
     # XLA multiplies a matrix by a matrix with all cores of a CPU, but a batch of them in a plain loop.
     most = least if jax.default_backend() == "cpu" else max(least, size * arrays // max(temporary, 1))
@@ -194,7 +194,7 @@ def part_of(size: int, devices: int, temporary: int, arrays: int) -> int:
 
 
 def devices_that_split(arrays: Sequence[jax.Array]) -> int:
-    """How many devices may split the first axis of these arrays: all of the process, if their types and the context have no mesh."""
+    """Return how many devices may split the first axis of these arrays: all of the process, if their types and the context have no mesh."""
     shardings = [jax.typeof(x).sharding for x in arrays]
     mesh = next((sharding.mesh for sharding in shardings if not sharding.mesh.empty), jax.sharding.get_abstract_mesh())
     if mesh.empty:

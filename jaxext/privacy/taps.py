@@ -228,7 +228,7 @@ class Taps:
         return [*carry, *ys]
 
     def _zeros_of(self, x: Made) -> Any:
-        """Of what is scanned over.  Only the slices of a whole parameter have gradients whose squared norms add up."""
+        """Return the zeros of what is scanned over.  Only the slices of a whole parameter have gradients whose squared norms add up."""
         leaves = leaves_of([x])
         whole = x.same_norm and all(leaf.zeros is None and leaf.depth == self._depth for leaf in leaves)
         if not whole:

@@ -116,7 +116,7 @@ def report() -> dict:
 
 
 def command() -> str:
-    """How this process was started, as a shell takes it, without the folders of this machine."""
+    """Return how this process was started, as a shell takes it, without the folders of this machine."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.origin == sys.argv[0]:
         program = f"python -m {spec.name.removesuffix('.__main__')}"
@@ -134,7 +134,8 @@ def _without_folders(argument: str) -> str:
 
 
 def commit() -> str | None:
-    """Of the checkout that this is part of, with "-dirty" if a file was changed; otherwise the environment's COMMIT, or None."""
+    """Return the commit of the checkout that this is part of, with "-dirty" if a file was changed; otherwise the environment's
+    COMMIT, or None."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", _PACKAGE, *arguments], capture_output=True, text=True, check=True).stdout.strip()

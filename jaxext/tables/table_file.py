@@ -60,7 +60,7 @@ def load(path: str | os.PathLike) -> tuple[Entry, ...]:
 
 
 def try_load(path: str | os.PathLike) -> tuple[tuple[Entry, ...], str | None]:
-    """What `load` returns, and the text of the error that it would raise."""
+    """Return what `load` returns, and the text of the error that it would raise."""
     try:
         return load(path), None
     except (OSError, ValueError) as error:

@@ -61,7 +61,7 @@ Rows = Mapping[str, Sequence[Measurement]]  # `Call.problem` -> measurements
 
 
 class Context(_Stored, frozen=True):
-    """Where and with what was measured."""
+    """The context of a measurement: where and with what it was made."""
 
     device: Text
     capability: int | None  # compute capability times 10

@@ -52,7 +52,8 @@ def missing(error: str) -> str | None:
 
 
 def blamed(function: Callable[[Any], Any], case: Any) -> str | None:
-    """What a primitive of the program that failed says of the kernels in it, if it knows: by its attribute `blame(program, *arrays)`."""
+    """Return what a primitive of the program that failed says of the kernels in it, if it knows: by its attribute
+    `blame(program, *arrays)`."""
     try:
         program = jax.make_jaxpr(function)(case)
         asked = next((of for primitive in _primitives(program.jaxpr) if (of := getattr(primitive, "blame", None))), None)
@@ -62,7 +63,7 @@ def blamed(function: Callable[[Any], Any], case: Any) -> str | None:
 
 
 def _primitives(jaxpr) -> Iterator:
-    """Of a program and of those inside of it."""
+    """Yield the primitives of a program and of those inside of it."""
     for eqn in jaxpr.eqns:
         yield eqn.primitive
         for param in jax.tree.leaves(tuple(eqn.params.values())):

@@ -177,7 +177,7 @@ def _labels(error: Exception) -> list[str]:
 
 
 def _truth(checks, case, reference) -> tuple[dict, dict]:
-    """For each `want`: the values in float64, and the shapes and dtypes."""
+    """Return for each `want` the values in float64, and the shapes and dtypes."""
     first = {check.want: check.name for check in reversed(checks)}
     wants = tuple((want, first[want]) for want in dict.fromkeys(check.want for check in checks))
     whole = dataclasses.replace(case, fn=reference)

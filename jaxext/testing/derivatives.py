@@ -92,7 +92,7 @@ def vjp_of_all(case: Case) -> Tree:
 
 
 def by_vjp(case: Case) -> Tree:
-    """With respect to all arguments together, and to each alone."""
+    """Return the gradients with respect to all arguments together, and to each alone."""
     g, primals, _ = smooth(case)
     return vjp_of_all(case), [jax.vjp(alone(g, primals, k), x)[1](_cotangents(case)) for k, x in enumerate(primals)]
 

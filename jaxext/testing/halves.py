@@ -47,7 +47,7 @@ def linear_of(fn: Any, args: Sequence) -> tuple[int, ...]:
 
 
 def _unwrapped(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
-    """What `functools.partial` and `jax.jit` are around, with the arguments and keywords that are bound."""
+    """Return what `functools.partial` and `jax.jit` are around, with the arguments and keywords that are bound."""
     bound: tuple = ()
     keywords: dict[str, Any] = {}
     while isinstance(fn, functools.partial | jax.stages.Wrapped):

@@ -168,7 +168,7 @@ def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
 
 
 def unsplit(case: Case) -> str:
-    """Which splits are left out, and why."""
+    """Return which splits are left out, and why."""
     idle = sorted({axis for split in case.splits for axis in axes_of(split.args) if mesh_of(case.devices).shape[axis] == 1})
     return "; ".join(filter(None, [case.unsplit, f"no split over {', '.join(idle)} on {len(case.devices)} devices" if idle else ""]))
 
@@ -207,7 +207,7 @@ def by_hand(case: Case) -> dict[str, Layout]:
 
 
 def replicating(of: Callable[[Case], dict[str, Layout]]) -> Callable[[Case], dict[str, Layout]]:
-    """For gradients: without the layout "mapped", since those with a replicated argument cover mapped ones too."""
+    """Return `of` for gradients: without the layout "mapped", since those with a replicated argument cover mapped ones too."""
     return lambda case: {name: at for name, at in of(case).items() if name != "mapped" or len(case.args) == 1}
 
 

@@ -70,7 +70,7 @@ def gradient_inside(layout, split):
 
 
 def half_manual(of, make):
-    """As `manual`, over one axis of the mesh.  XLA splits the operands over the other."""
+    """Return a function as `manual` does, over one axis of the mesh.  XLA splits the operands over the other."""
 
     def run(case):
         mesh = mesh_of(case.devices)

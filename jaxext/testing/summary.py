@@ -37,7 +37,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """How many checks passed, failed and were skipped, and why these were, in a line."""
+        """The numbers of checks that passed, failed and were skipped, and why these were, in a line."""
         outcomes = collections.Counter(row.outcome for row in self.rows)
         reasons = collections.Counter(row.detail for row in self.rows if row.outcome == "skipped")
         why = "; ".join(f"{n}: {reason}{f' ({_HINTS[reason]})' if reason in _HINTS else ''}" for reason, n in reasons.most_common())

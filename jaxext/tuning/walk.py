@@ -33,7 +33,7 @@ def walk(jaxpr: Jaxpr, times: int = 1, within: tuple[JaxprEqn, ...] = ()) -> Ite
 
 
 def jaxprs_in(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
-    """In the order of its parameters."""
+    """Return the jaxprs of an equation in the order of its parameters."""
     return tuple(_jaxprs(tuple(eqn.params.values())))
 
 

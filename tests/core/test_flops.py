@@ -90,7 +90,7 @@ def test_an_operation_of_a_user():
 def test_a_product_that_comes_after_as_many_others_were_undone(monkeypatch):
     operation = extend.define("of_roofline_too", x="B N K C", w="B K M C", y="B N M C")
     own = {primitive for primitive in owner if primitive.name.startswith("of_roofline_too")}
-    monkeypatch.setattr(flops, "_told", {*owner} - own | {object() for _ in own})
+    monkeypatch.setattr(flops, "_registered", {*owner} - own | {object() for _ in own})
     assert counted(functools.partial(operation, B=0), floats(5, 3, 64), floats(3, 7, 64))[0] == 2 * 5 * 3 * 7 * 64
 
 

@@ -53,7 +53,8 @@ class Cuda(KernelImplementation):
         return f"nvcc {_cuda_module.cuda_version}"
 
     def code(self, platform):
-        """On CUDA devices also of the compiler and of what it compiled for, which only the compiled module tells."""
+        """Return the hash of the code; on CUDA devices also of the compiler and of what it compiled for, which only the compiled module
+        tells."""
         return hash_of([*files_of(self, "problem.py"), *self.shared], _csrc(), _build() if platform == "cuda" else b"")
 
 
@@ -174,15 +175,15 @@ def missing() -> str | None:
 
 
 def _ffi_version() -> tuple[int, int]:
-    """Of the FFI that this jaxlib runs, as its headers say."""
+    """Return the version of the FFI that this jaxlib runs, as its headers say."""
     header = (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
     major, minor = (int(re.findall(rf"define XLA_FFI_API_{part} (\d+)", header)[0]) for part in ("MAJOR", "MINOR"))
     return major, minor
 
 
 def _older_driver() -> str | None:
-    """Why the CUDA driver of this machine, if it has one, does not run what was compiled, so that every launch would fail; or None, as for
-    the GPU of another machine.
+    """Return why the CUDA driver of this machine, if it has one, does not run what was compiled, so that every launch would fail; or None,
+    as for the GPU of another machine.
 
     Any driver runs the code that a CUDA of its own series made, or an older one.  PTX, for GPUs newer than the code is for, wants a driver
     as new as the compiler.
@@ -256,7 +257,7 @@ def _csrc() -> bytes:
 
 
 def _build() -> bytes:
-    """What compiled the CUDA sources and for which devices, b"" where no module loads."""
+    """Return what compiled the CUDA sources and for which devices, b"" where no module loads."""
     try:
         from jaxext import _cuda_module
     except ImportError:

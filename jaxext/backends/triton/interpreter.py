@@ -150,7 +150,7 @@ def _parts(x: np.ndarray, method: str, count: int) -> Iterator[np.ndarray]:
 
 
 def _fma(x, y, z):
-    """Of float32 numbers.  Triton 3.6 rounds the product too."""
+    """Return the fused multiply-add of float32 numbers.  Triton 3.6 rounds the product too."""
     product = np.multiply(x.data, y.data, dtype=np.float64)
     return interpreter.TensorHandle((product + z.data).astype(z.data.dtype), z.dtype.scalar)
 

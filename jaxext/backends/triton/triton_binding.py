@@ -55,7 +55,7 @@ class TritonKernels(KernelImplementation):
         return f"triton {triton_call.installed('triton')}"
 
     def unassembled(self, lowered: jax.stages.Lowered) -> str | None:
-        """As in the base class; only where a GPU of this machine is the target."""
+        """Return the reason or None, as in the base class; the reason only where a GPU of this machine is the target."""
         ptxas = None if named() else assembler.find()
         return assembler.failure(lowered, ptxas) if ptxas else None
 

@@ -50,7 +50,7 @@ def unavailable(call: Call) -> str | None:
 
 @functools.cache
 def missing(*, interpreted: bool) -> str | None:
-    """Which package is missing or has an unsupported version, or None.  Imports Triton."""
+    """Return which package is missing or has an unsupported version, or None.  Imports Triton."""
     found = {package: installed(package) for package in _WANTED}
     for package, version in found.items():
         if interpreted and package == "jax-triton":
@@ -117,9 +117,8 @@ def called(launch, arch, result, *operands) -> Any:
     """The compiled kernel, as a custom call.  There are two results where `result` is a tuple of two."""
     keywords = _keywords()
     assert keywords is not None
-    slots = dict(
-        zip(dict.fromkeys(launch.operands), map(own_buffer, operands), strict=True)
-    )  # it is compiled for pointers aligned to 16 bytes
+    buffers = map(own_buffer, operands)  # it is compiled for pointers aligned to 16 bytes
+    slots = dict(zip(dict.fromkeys(launch.operands), buffers, strict=True))
     y = _jax_triton().triton_call(
         *(slots[slot] for slot in launch.operands),
         kernel=launch.kernel,

@@ -1,4 +1,4 @@
-"""How the CUDA kernels of a causal convolution are launched (csrc/causal/causal.h): the config for each problem.
+"""The launch of the CUDA kernels of a causal convolution (csrc/causal/causal.h): the config for each problem.
 
 They move bytes and, backward, compute nearly as long.  A thread has one vector of channels and walks along a strip of steps; `lanes` such
 vectors lie side by side in a block, and strips fill the rest of its threads.
@@ -127,7 +127,7 @@ def _channel_blocks(problem: CausalProblem, config: CausalConfig) -> int:
 
 
 def _tiles(problem: CausalProblem, config: CausalConfig) -> int:
-    """As many strips as a block has rows of threads for."""
+    """Return the number of tiles, each of as many strips as a block has rows of threads for."""
     return cdiv(problem.B * cdiv(max(1, problem.T), config.strip), THREADS // config.lanes)
 
 

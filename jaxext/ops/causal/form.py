@@ -122,7 +122,7 @@ def _convolution(names, activation, return_final_states, *arrays, precision, imp
 
 @functools.cache
 def _declaration(names: tuple[str, ...]) -> Declaration:
-    """Of the operation with these operands."""
+    """Return the declaration of the operation with these operands."""
     inputs = {name: LABELS[name] for name in names}
     declared = Declaration(
         name=FAMILY.name,
@@ -183,7 +183,7 @@ FAMILY, _ = (
 
 
 def _packed(x, w, bias, seq_idx, idx_of_states, state, activation) -> jax.Array:
-    """Of sequences behind each other: a tap reads zero where the number of the sequence is another one."""
+    """Return the result of sequences behind each other: a tap reads zero where the number of the sequence is another one."""
     if idx_of_states is not None:
         x, seq_idx = jnp.concatenate([state.astype(x.dtype), x], -2), jnp.concatenate([idx_of_states, seq_idx], -1)
         return _packed(x, w, bias, seq_idx, None, None, activation)[..., idx_of_states.shape[-1] :, :]

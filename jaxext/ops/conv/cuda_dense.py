@@ -1,4 +1,4 @@
-"""How a dense convolution is launched on Hopper (csrc/conv/conv.h): which tile is expected to be fastest.
+"""The launch of a dense convolution on Hopper (csrc/conv/conv.h): which tile is expected to be fastest.
 
 The kernels are products of matrices that TMA gathers through a bounding box of pixels (csrc/conv/conv_plan.h):
 
@@ -127,7 +127,7 @@ def _filled(size: int, tile: int) -> float:
 
 
 def phases_of(problem: ConvProblem) -> tuple[int, ...]:
-    """Of each axis: the pixels of dgrad by their residues modulo the stride."""
+    """Return how many phases each axis has: the pixels of dgrad by their residues modulo the stride."""
     return tuple(max(1, min(sizes)) if problem.role == "dgrad" else 1 for sizes in zip(problem.stride, problem.input, strict=True))
 
 

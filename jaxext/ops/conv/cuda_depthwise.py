@@ -1,4 +1,4 @@
-"""How the CUDA kernels of a depthwise convolution are launched (csrc/depthwise/depthwise.h): the config for each problem.
+"""The launch of the CUDA kernels of a depthwise convolution (csrc/depthwise/depthwise.h): the config for each problem.
 
 A config is judged by the vectors of channels that a multiprocessor loads and stores, and by its products, which are many where the filter
 is large.  A thread has one vector of channels of y and walks along a strip of targets, a line of the last axis; `lanes` such vectors lie
@@ -156,12 +156,12 @@ def _walked(problem: ConvProblem, config: DepthwiseConfig) -> int:
 
 
 def _mma_rows(rows: int) -> int:
-    """Of the kernel that takes a filter of so many."""
+    """Return the rows of the kernel that takes a filter of so many."""
     return next(made for made in MMA_ROWS if made >= rows)
 
 
 def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfig:
-    """With a wgrad's blocks shared between pieces, and its sum between blocks."""
+    """Return the config with a wgrad's blocks shared between pieces, and its sum between blocks."""
     most = THREADS // config.lanes
     config = dataclasses.replace(config, pieces=largest_block([1 << i for i in range(most.bit_length())], _pieces(problem), idle=1 / 4))
     wanted = RESIDENT * machine(problem.arch, problem.device).multiprocessors // max(1, math.prod(grid(problem, config)))
@@ -185,7 +185,7 @@ def _vectors(problem: ConvProblem) -> int:
 
 
 def _spacing(axis: Axis) -> int:
-    """Of the targets of a strip, within their phase."""
+    """Return the spacing of the targets of a strip, within their phase."""
     return _tap_stride(axis) // math.gcd(axis.target_stride, _tap_stride(axis))
 
 
@@ -206,7 +206,7 @@ def _strips(problem: ConvProblem, config: DepthwiseConfig) -> int:
 
 
 def _most_taps(problem: ConvProblem) -> int:
-    """Of a filter row, whose sums a thread of wgrad holds."""
+    """Return the most taps of a filter row, whose sums a thread of wgrad holds."""
     w = problem.axes[2]
     windowed = fills_vectors(problem) and problem.K == 1 and _spacing(w) * w.target_stride == _tap_stride(w)
     return WGRAD_TAPS if windowed else FEW_WGRAD_TAPS

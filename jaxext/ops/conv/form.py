@@ -96,7 +96,7 @@ def arranged(
 
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
-    """How the result of a form becomes that of lax."""
+    """The way in which the result of a form becomes that of lax."""
 
     out_spec: tuple[int, ...]  # of lax's dimension numbers
     groups: int

@@ -74,7 +74,7 @@ class XlaConvPlan(Plan):
 
     @functools.cached_property
     def found(self) -> Mapping[str, ConvPlan]:
-        """By the name of the algorithm, the one that is taken first."""
+        """The plans by the name of the algorithm, first the one that is taken."""
         # a transposed window does not say that the result is empty
         found: list[ConvPlan] = [Zeros(self.conv)] if self.call.empty else [*plans(self.conv)]
         if self.call.in_loop and isinstance(found[0], Lax):

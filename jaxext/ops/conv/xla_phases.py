@@ -147,7 +147,7 @@ def residues(window: Window) -> int:
 
 
 class Folded(ConvPlan):
-    """As `Phases`, in wgrad, with the residues of outputs of one size as channels of one convolution."""
+    """A plan as `Phases`, in wgrad, with the residues of outputs of one size as channels of one convolution."""
 
     name = "folded"
 
@@ -220,7 +220,7 @@ def folded(window: Window) -> list[tuple[tuple[range, ...], Window]]:
 
 
 def _folded_filter(window):
-    """For each axis the place of the first tap in whole periods, and the number of these."""
+    """Yield for each axis the place of the first tap in whole periods, and the number of these."""
     for r, (low, _), di in zip(window.filter, window.padding, window.input_dilation, strict=True):
         first = (-1 - low) % di
         yield first, -(-(first + r) // di)

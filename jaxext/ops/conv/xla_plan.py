@@ -1,4 +1,4 @@
-"""What a plan of a convolution is: a tree of algorithms, each of which states its work on a CPU, and so its cost.
+"""The plan of a convolution: a tree of algorithms, each of which states its work on a CPU, and so its cost.
 
     y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + filter_dilation·r,g,c] · w[b,g,k,r,c]
 

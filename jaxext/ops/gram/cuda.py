@@ -1,4 +1,4 @@
-"""How a product of a matrix with its own transpose is launched on Hopper (csrc/gram/gram.h), and which kernel is expected to be fastest.
+"""The launch of a product of a matrix with its own transpose on Hopper (csrc/gram/gram.h), and which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by the model of matrix products
 (ops/matmul/cuda.py), with the tiles that touch the lower triangle, each of which is stored twice.  Clusters are two tiles high, and those
@@ -71,7 +71,7 @@ def pick(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> GramConfig
 
 
 def tiles(problem: GramProblem, config: GramConfig) -> int:
-    """Of all parts, with those of clusters that lie above the diagonal."""
+    """Return the number of tiles of all parts, with those of clusters that lie above the diagonal."""
     height, across = config.tile_m * config.cluster_m, cdiv(problem.rows, config.tile_n)
     clusters = sum(min(across, cdiv(i * height, config.tile_n)) for i in range(1, cdiv(problem.rows, height) + 1))
     return clusters * config.cluster_m * problem.B * config.splits

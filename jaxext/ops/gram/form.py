@@ -38,7 +38,7 @@ ADDEND = "addend"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What determines the result besides the operands.
+    """The options that determine the result besides the operands.
 
     Attributes:
       sum: whether the product is scaled, or something is added to it.

@@ -32,7 +32,7 @@ Triple = tuple[float, ...]  # three
 
 
 def newton_schulz(name: str, x: Any, steps: Any, coefficients: Any, *, eps: Any, implementation: str | None, **static) -> jax.Array:
-    """Of the public operation."""
+    """Return the result of the public operation."""
     x = gram.matrices(name, x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: x is {x.dtype}, want floating-point numbers")
@@ -79,7 +79,7 @@ def _iterated(name: str, coefficients: Sequence[Triple], eps: float, x: jax.Arra
 
 
 def _normalised(x: jax.Array, eps: float) -> jax.Array:
-    """With the Frobenius norm 1, or 0."""
+    """Return x with the Frobenius norm 1, or 0."""
     wide = x.astype(accumulated(x.dtype))
     squares = jnp.square(wide).sum((-2, -1), keepdims=True)
     some = squares > 0

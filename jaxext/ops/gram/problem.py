@@ -23,8 +23,8 @@ def gram_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProb
 
 
 def slower(share: float) -> str | None:
-    """Why XLA, which computes both halves of a product with its own transpose, is expected to be as fast as a kernel that computes one in
-    this share of the time; or None."""
+    """Return why XLA, which computes both halves of a product with its own transpose, is expected to be as fast as a kernel that computes
+    one in this share of the time; or None."""
     if share <= LARGEST_SHARE:
         return None
     return f"it is expected to take {share:.2f} of a product's time, want {LARGEST_SHARE} or less, as XLA's (cuBLAS) are fast"

@@ -50,7 +50,7 @@ def _gains(call: Call) -> bool:
 
 
 def _halves(dot: Callable, alone: Callable, x: jax.Array, leaf: int) -> jax.Array:
-    """Of the rows, those of each half with themselves, and those of one half with the other; until no more than `leaf` rows are left."""
+    """Multiply the rows of each half with themselves, and those of one half with the other; until no more than `leaf` rows are left."""
     rows = x.shape[-2]
     if rows <= leaf:
         return alone(x)

@@ -1,4 +1,4 @@
-"""How a matrix product is launched on Hopper (csrc/matmul/matmul.h): which kernel is expected to be fastest.
+"""The launch of a matrix product on Hopper (csrc/matmul/matmul.h): which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
 multiprocessor:

@@ -1,4 +1,4 @@
-"""How a product of float32 numbers in pieces of bfloat16 is launched on Hopper (csrc/pieces/pieces.h): in how many parts.
+"""The launch of a product of float32 numbers in pieces of bfloat16 on Hopper (csrc/pieces/pieces.h): in how many parts.
 
 `table` is the list of kernels that were compiled, which the module tells.  There is one tile for each number of pieces.  Its time for a
 step of the sum is the longest of: multiplying, loading, moving bytes of shared memory, and issuing the instructions that split factors and

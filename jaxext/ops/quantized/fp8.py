@@ -136,7 +136,7 @@ def _product(arrays: dict[str, Any], labels: dict[str, list], open: str, *, name
 
 
 def _tangent(dot, qvalue, scale, *gradient_scale, slot, rows, levels, **static):
-    """What a tangent of a factor contributes to that of the result, by its definition."""
+    """Return what a tangent of a factor contributes to that of the result, by its definition."""
     del gradient_scale
     other = Quantized(qvalue, scale)
     arrays = {"x": dot, "w": other} if slot == "x" else {"x": other, "w": dot}

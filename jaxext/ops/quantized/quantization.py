@@ -91,7 +91,7 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
 
 
 def _blocks(name: str, shape: tuple[int, ...], group: int | None, axis: int | None) -> tuple[list[list[int]], tuple[int, ...]]:
-    """What becomes of each axis, and the axes over which numbers share a scale then."""
+    """Return what becomes of each axis, and the axes over which numbers share a scale then."""
     parts = [[n] for n in shape]
     for argument, value in {"axis": axis, "group": group}.items():
         if not isinstance(value, numbers.Integral | None) or isinstance(value, bool):
@@ -130,7 +130,7 @@ def _rounded(x: jax.Array, dtype, low: float) -> jax.Array:
 
 
 def dtype_of(name: str, bits: int, dtype) -> np.dtype:
-    """What `quantize` is told to make."""
+    """Return the dtype that `quantize` is told to make."""
     if dtype is None:
         if not isinstance(bits, int) or bits not in _DTYPES:
             raise ValueError(f"{name}: bits is {format_value(bits)}, want one of {sorted(_DTYPES)}")

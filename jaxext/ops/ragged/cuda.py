@@ -1,4 +1,4 @@
-"""How a ragged product is launched on Hopper (csrc/ragged/ragged.h): which kernel is expected to be fastest.
+"""The launch of a ragged product on Hopper (csrc/ragged/ragged.h): which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
 multiprocessor: the longer of multiplying and loading for each element of depth, and the rounds of tiles, if groups are alike and half of
@@ -70,7 +70,7 @@ def clocks(problem: RaggedProblem, config: RaggedConfig) -> float:
 
 
 def _tiles(problem: RaggedProblem, config: RaggedConfig, down: int) -> int:
-    """Of the result, with those that fill up a cluster."""
+    """Return the number of tiles of the result, with those that fill up a cluster."""
     return problem.batches * down * cdiv(problem.cols, config.tile_n * config.cluster_n) * config.cluster_n
 
 

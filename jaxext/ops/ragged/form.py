@@ -65,7 +65,8 @@ def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = 
 
 
 def group_mask(begin: jax.Array, end: jax.Array, like: jax.Array, same: int) -> jax.Array:
-    """Which rows are in a group, with the shape and sharding of `like`, (..., rows), of which `same` axes before the last share ranges."""
+    """Return which rows are in a group, with the shape and sharding of `like`, (..., rows), of which `same` axes before the last share
+    ranges."""
     axis = like.ndim - 1
     row = lax.broadcasted_iota(jnp.int32, like.shape, axis, out_sharding=partition.explicit(jax.typeof(like)))[..., None]
     begin, end = (lax.expand_dims(of, range(axis - same, axis + 1)) for of in (begin, end))
@@ -222,7 +223,7 @@ def bind(lhs, rhs, group_sizes, *, ragged_dot_dimension_numbers, group_offset, *
 
 
 def params_of(open: str, ranks: Sequence[int]) -> dict[str, Any]:
-    """How lax's primitive says which axes are what."""
+    """Return how lax's primitive says which axes are what."""
     x, w, y = (RAGGED.axes(slot, ranks) for slot in "xwy")
     lhs, rhs, result = {"y": (x, w, y), "x": (y, w, x), "w": (x, y, w)}[open]
     numbers = lax.RaggedDotDimensionNumbers(
@@ -276,7 +277,7 @@ _GATED = declare(
 
 
 def _spread_over_rows(operation, product, operands, values: jax.Array, like: jax.Array, result: str, static: Static) -> jax.Array:
-    """For each row the values of its group, (B, G) or (B, G, N); `like` is the result of this name.  Ones, times the values."""
+    """Return for each row the values of its group, (B, G) or (B, G, N); `like` is the result of this name.  Ones, times the values."""
     form, open = operation.product
     rank = operation.unpack(static.ranks)
     rows = operation.position(result, "M", static.ranks) + 1

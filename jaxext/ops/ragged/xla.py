@@ -19,7 +19,7 @@ from jaxext.ops.ragged import xla_loops as ragged_loops
 
 @dataclasses.dataclass(frozen=True)
 class Ways:
-    """How a ragged product is computed.
+    """The way in which a ragged product is computed.
 
     Attributes:
       algorithm: "groups", a loop over the groups and one over the blocks of each; "listed", a loop over the blocks of all groups;

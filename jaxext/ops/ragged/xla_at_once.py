@@ -27,7 +27,7 @@ def selected(mask: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _inside(call: Call, flat) -> jax.Array:
-    """Which rows each group has: (B, P, 1, M, G)."""
+    """Return which rows each group has: (B, P, 1, M, G)."""
     begin, end = (flat[name][:, :, None, None, :] for name in ("begin", "end"))
     row = lax.broadcasted_iota(jnp.int32, (1, 1, 1, call.sizes["M"], 1), 3)
     return (begin <= row) & (row < end)

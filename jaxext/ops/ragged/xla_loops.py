@@ -44,7 +44,7 @@ class _Blocks:
 
     @property
     def number(self) -> jax.Array:
-        """As many as there can be.  Those that are not needed change nothing."""
+        """The number of blocks: as many as there can be.  Those that are not needed change nothing."""
         return jnp.int32(self.group.size)
 
     def at(self, v) -> dict[str, jax.Array]:

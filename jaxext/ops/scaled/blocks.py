@@ -35,7 +35,7 @@ class Cut:
 
     @property
     def scaled(self) -> list[bool]:
-        """Which axes have blocks."""
+        """A mask of the axes that have blocks."""
         last = max((i for i, count in enumerate(self.counts) if count != 1), default=-1)
         return [i <= last for i in range(len(self.sizes))]
 
@@ -49,7 +49,7 @@ class Cut:
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """How many axes are of blocks, and how many inside."""
+        """The number of axes that are of blocks, and the number of those inside."""
         return sum(self.scaled), sum(map(len, self.parts)) - sum(self.scaled)
 
 

@@ -1,4 +1,4 @@
-"""How a product of scaled 8-bit floats is launched on Hopper (scaled.h): its arrays, and which kernel is expected to be fastest.
+"""The launch of a product of scaled 8-bit floats on Hopper (scaled.h): its arrays, and which kernel is expected to be fastest.
 
 The kernel wants what is contracted last in both factors, and scales for rows and columns of the result: factors and scales that lie
 otherwise are transposed by XLA, and the scale of the result joins that of its rows or its columns.
@@ -47,7 +47,7 @@ class ScaledProblem(MatmulProblem):
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """Of rows, columns and the depth."""
+        """The numbers of blocks of rows, columns and the depth."""
         return {"nn": (self.I, self.J, self.S), "nt": (self.I, self.S, self.J), "tn": (self.S, self.J, self.I)}[self.role]
 
     def has(self, side: Mapping[str, str]) -> bool:
@@ -60,7 +60,7 @@ class ScaledProblem(MatmulProblem):
 
     @property
     def kernel_blocks(self) -> tuple[int, int, int]:
-        """As the kernel is given them: those of scales that there are.  Narrow blocks of columns are spread."""
+        """The numbers of blocks as the kernel is given them: those of scales that there are.  Narrow blocks of columns are spread."""
         rows, cols, depth = self.blocks
         of_result = self.has(OPEN)
         i = rows if self.has(LEFT) or of_result and self.by_rows else 1
@@ -165,7 +165,7 @@ def clocks(problem: ScaledProblem, config: ScaledConfig) -> float:
 
 
 def _tiles(problem: ScaledProblem, config: ScaledConfig) -> int:
-    """Of all parts, with those that fill up a cluster."""
+    """Return the number of tiles of all parts, with those that fill up a cluster."""
     down = cdiv(problem.rows, config.tile_m * config.cluster_m) * config.cluster_m
     return problem.B * config.splits * down * cdiv(problem.cols, config.tile_n)
 

@@ -1,4 +1,4 @@
-"""How products with quantised weights are launched (csrc/weight_only/weight_only.h): the problem, and the config for each.
+"""The launch of products with quantised weights (csrc/weight_only/weight_only.h): the problem, and the config for each.
 
 Of few rows, the weight is what takes the time, so a config is judged by how its bytes come.  A block has `tile_n` columns and `tile_m`
 rows, and its warps take turns along the sum; blocks split the sum further where there are few columns, which costs another kernel.  Hopper
@@ -145,13 +145,13 @@ def _wide_clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
 
 
 def dequantised_clocks(problem: WeightOnlyProblem) -> float:
-    """Of a product with the weight in 16 bits, which another kernel writes before."""
+    """Return the clocks of a product with the weight in 16 bits, which another kernel writes before."""
     gpu, numbers = machine(problem.arch, problem.device), problem.B * problem.N * problem.K
     return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + cuda_matmul.library_clocks_16_bits(problem)
 
 
 def weight_bytes(problem: WeightOnlyProblem) -> float:
-    """With its scales."""
+    """Return the bytes of the weight with its scales."""
     return problem.B * problem.N * (problem.K * problem.bits_of_weight / 8 + 4 * problem.S)
 
 

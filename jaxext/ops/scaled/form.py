@@ -67,7 +67,7 @@ def bind(open: str, operands: Mapping[str, jax.Array], ranks: Mapping[str, int],
 
 
 def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array], dot: jax.Array, static: Static) -> jax.Array:
-    """For the tangent `dot` of a slot's scale."""
+    """Return the tangent of the result for the tangent `dot` of a slot's scale."""
     scale = f"{slot}_scale"
     rest = {name: x for name, x in operands.items() if name != scale}
     axes = form.axes(slot, static.ranks)
@@ -151,7 +151,8 @@ def refuse_blocks(name: str, argument: str, counts: Sequence[int], of: str, shap
 
 
 def _dimension_numbers(name: str, lhs, rhs, numbers) -> Any:
-    """As `lax.scaled_dot` takes them: by default the last axis of lhs with the one before the last of rhs, and equal axes in front."""
+    """Return the numbers as `lax.scaled_dot` takes them: by default the last axis of lhs with the one before the last of rhs, and equal
+    axes in front."""
     if numbers is None:
         if min(lhs.ndim, rhs.ndim) < 2 or lhs.ndim != rhs.ndim:
             raise TypeError(f"{name}: lhs and rhs have the shapes {lhs.shape} and {rhs.shape}, want as many axes in both, at least two")

@@ -23,7 +23,7 @@ class XlaScaled(XlaDefinition):
     """The definition.  It supports every call."""
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
-        """By parts first where a factor is large: the cache holds a part in float32, and memory is not written."""
+        """Return the algorithms, by parts first where a factor is large: the cache holds a part in float32, and memory is not written."""
         if symbolic_size(call) or call.partitioner is Partitioner.XLA or _part(call) is None:
             return (Algorithm("whole"),)
         order = ("by parts", "whole") if call.platform == "cpu" else ("whole", "by parts")
