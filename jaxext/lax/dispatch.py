@@ -181,9 +181,9 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
     if not _invariant.value:
         return implementation
     if family.weights is None:
-        kept = ", ".join(name for name, each in families.items() if each.weights)
         raise NotImplementedError(
-            f"{operation}: inside use_invariant, which keeps the rows of {kept} alone, want one of these, or call it outside"
+            f"{operation}: inside use_invariant, which keeps the rows of matmul, dot_general, convolutions, linear, gated_linear_unit and "
+            "conv_bias_act alone, want one of these, or call it outside"
         )
     return Invariant(implementation)
 
