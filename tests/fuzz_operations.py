@@ -471,7 +471,7 @@ def quantized_matmul(draw) -> Call:
     operands = {"x": Operand(shape=(*front, k), dtype=x), "w": Operand(shape=(k, n), dtype=w)}
 
     def run(module, of):
-        small = module.quantize(of["w"], **said)
+        small = module.quantization.quantize(of["w"], **said)
         return module.quantized_matmul(of["x"], small), small.dequantize()
 
     def truth(of):

@@ -236,7 +236,7 @@ def test_the_plan_of_xla_holds_no_loop(how, name):
     """Nor a convolution for each block of groups: what suits a CPU's caches leaves a GPU idle."""
     (function, args, role, _), *_ = CASES[name]
     with jaxext.use_implementation("xla"):
-        assert explained(function, args, role).how == how
+        assert explained(function, args, role).how.partition(" ")[0] == how
 
 
 def gradient_of_weights(w, x, sizes):

@@ -355,7 +355,7 @@ def test_the_precision_of_a_call(precision):
     q, x = weights(8, None, False), random((3, 32), np.float32, 0)
     wanted = {"highest": "precision=(Precision.HIGHEST, Precision.HIGHEST)", jax.lax.Precision.HIGH: "precision=(Precision.HIGH, Precision"}
     for product in (lambda x: jaxext.quantized_matmul(x, q, precision=precision), lambda x: float32(x, x.T, precision=precision)):
-        assert wanted.get(precision, "precision=F32_F32_F32") in str(jax.make_jaxpr(product)(x))
+        assert wanted.get(precision, "DotAlgorithmPreset.F32_F32_F32") in str(jax.make_jaxpr(product)(x))
 
 
 @pytest.mark.parametrize("scale", [("b", 1), ("b", 4), ("b", 64)], ids=str)

@@ -65,6 +65,7 @@ MAY = {
         "quantization",
         "_target",
         "_compat",
+        "_messages",
     },
     "__main__": {"cli"},
 }
