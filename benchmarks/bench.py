@@ -63,7 +63,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    how = parser.add_argument_group("how, with no table of measurements in force")
+    how = parser.add_argument_group("how, with no active table of measurements")
     known = ", ".join(report.libraries()[1:])  # not its choices: what --import imports registers more
     how.add_argument("--implementation", action="append", default=[], metavar="NAME", help=f"beside lax (default: all): {known}, or yours")
     how.add_argument("--without", action="append", default=[], metavar="NAME", help="a library to leave out: one of these, or lax")

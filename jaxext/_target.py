@@ -83,7 +83,7 @@ def use_device(name: str) -> Scope:
 
 
 def named() -> bool:
-    """Return whether `use_target` is in force."""
+    """Return whether `use_target` is active."""
     return _named.value is not None
 
 

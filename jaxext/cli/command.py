@@ -97,7 +97,7 @@ def _info_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _info(options) -> int:
-    """Shows what is here: versions, devices, implementations, the table in force, verified kernels, and how the CUDA kernels were built.
+    """Shows what is here: versions, devices, implementations, the active table, verified kernels, and how the CUDA kernels were built.
 
     For a small call of each kind it shows whether each implementation is available, or why not, and which one is preferred without a table.
     On machines without a GPU it also asks for one.
@@ -139,7 +139,7 @@ def _explain_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--platform", choices=PLATFORMS, help="default: that of --arch, or of this machine")
     command.add_argument("--arch", type=arch, help="the GPU for which to decide, such as sm_90a; there need be none here")
     command.add_argument("--backward", action="store_true", help="its gradient too, in every floating-point argument")
-    command.add_argument("--table", metavar="PATH", help='decide by this table, or by "none" (default: the one in force here)')
+    command.add_argument("--table", metavar="PATH", help='decide by this table, or by "none" (default: the active one)')
     says_json(command)
 
 

@@ -1,4 +1,4 @@
-"""Data for the command `info`: devices, the availability of each implementation, the table in force, and the build.
+"""Data for the command `info`: devices, the availability of each implementation, the active table, and the build.
 
 Implementations are asked in the same way as by programs.
 """

@@ -153,7 +153,7 @@ def described(implementation: str, config: Mapping[str, Any]) -> str:
 
 
 def chosen(call: Call, implementations: Sequence[Implementation], named: str | Invariant | None) -> Choice:
-    """Choose how a call is computed, by the table in force.
+    """Choose how a call is computed, by the active table.
 
     Raises:
       NotImplementedError: the named implementation refuses the call.

@@ -128,8 +128,8 @@ def operation(
     """
     former = _declared.get(name) if isinstance(name, str) and name in families else None
     if not (former and replace):
-        cure = ", or `replace=True`, which compiles all programs anew" if former else ""
-        declarations.refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"), _reserved(), cure)
+        advice = ", or `replace=True`, which compiles all programs anew" if former else ""
+        declarations.refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"), _reserved(), advice)
     inputs, outputs, further, fixed, kept, believed = declarations.operation_labels(
         name, operands, results, saved or {}, whole=whole, independent=independent, constant=constant
     )

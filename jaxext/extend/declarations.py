@@ -30,7 +30,7 @@ Labels = tuple[str, ...]
 # --- a declaration
 
 
-def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: Iterable[str], cure: str = "") -> None:
+def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: Iterable[str], advice: str = "") -> None:
     """Raise if a primitive of `name` has no name that is free.  `reserved` are patterns."""
     taken = {*families, *(primitive.name for primitive in owner)}
     for each in primitives if isinstance(name, str) else [name]:
@@ -38,7 +38,7 @@ def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: I
             raise TypeError(f"{function}: the name is {format_value(name)}, want a str")
         if not each.isidentifier() or each in taken or any(re.fullmatch(pattern, each) for pattern in reserved):
             raise ValueError(
-                f"{function}: the name is {format_value(name)}, want an identifier, and {each!r} to be no other operation's{cure}"
+                f"{function}: the name is {format_value(name)}, want an identifier, and {each!r} to be no other operation's{advice}"
             )
 
 

@@ -127,9 +127,9 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None = None, measure: bool = False) -> Callable[..., Report]:
-    """Return a function of the arguments of `fun` that names the hazards of lax's own products in it, and the cure.
+    """Return a function of the arguments of `fun` that names the known faults of lax's own operations in it, each with a fix.
 
-    A hazard is a product that is wrong, crashes or is slow.  Those of jaxext's products that lax's have on CPUs are named too, because XLA
+    A fault is a product that is wrong, crashes or is slow.  Those of jaxext's products that lax's have on CPUs are named too, because XLA
     computes both.  The function is traced, not run.
 
     Args:

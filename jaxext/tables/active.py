@@ -1,4 +1,4 @@
-"""The table of measurements that is in force, and its measurements of a call.
+"""The active table of measurements, and its measurements of a call.
 
 `use_table` names the table.  Otherwise it is the user's own, completed by the package's tables; both are read when they are first needed.
 All processes of a run must decide alike, so they compare their tables before using them.
@@ -90,13 +90,13 @@ def current():
 
 
 def measured(call) -> Sequence[Measurement]:
-    """The measurements of the call in the table in force.
+    """The measurements of the call in the active table.
 
     Raises RuntimeError if another process of this run has another table.
     """
     for calls in tuple(_collectors.values()):
         calls.append(call)
-    return () if unanswered(call) else _in_force(current(), call.platform).rows.get(call.problem, ())
+    return () if unanswered(call) else _active(current(), call.platform).rows.get(call.problem, ())
 
 
 def unanswered(call) -> str | None:
@@ -111,9 +111,9 @@ def unanswered(call) -> str | None:
 
 
 def known_as(platform: str, implementations: Iterable[str]) -> str:
-    """A text that differs if the code of these implementations or the rows of the table in force differ.  Raises as `measured` does."""
+    """A text that differs if the code of these implementations or the rows of the active table differ.  Raises as `measured` does."""
     codes = environment.codes(platform)
-    rows = _in_force(current(), platform).digest if _is_here(platform) else ""
+    rows = _active(current(), platform).digest if _is_here(platform) else ""
     return f"{[codes.get(name) for name in implementations]} {rows}"
 
 
@@ -136,7 +136,7 @@ def collecting() -> Iterator[list]:
 
 
 def active_on(platform: str) -> Table:
-    """The table in force for the platform's first device, without warnings and without comparing it with other processes."""
+    """The active table for the platform's first device, without warnings and without comparing it with other processes."""
     return _tables.get((current(), platform)) or _read(current(), platform)
 
 
@@ -154,7 +154,7 @@ def _is_here(platform: str) -> bool:
     return True
 
 
-def _in_force(used, platform: str) -> Table:
+def _active(used, platform: str) -> Table:
     with _lock:
         known = (used, platform) in _tables
         table = _tables[used, platform] = _tables[used, platform] if known else _read(used, platform)

@@ -286,7 +286,7 @@ def test_explain_nothing(capsys):
 
 
 def test_explain_by_a_table(capsys, tmp_path, monkeypatch):
-    """The table in force, another, or none."""
+    """The active table, another, or none."""
     path = tmp_path / "tables.json"
     (config,) = [row["how"] for row in json.loads(said(capsys, *MATMUL, "--json"))["rows"]]
     (call,) = _calls()

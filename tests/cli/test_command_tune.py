@@ -23,7 +23,7 @@ from jaxext.tuning import trial
 
 
 def test_tune(capsys, tmp_path, cache):
-    """A function: its products and those of its gradient; what was measured is in force afterwards."""
+    """A function: its products and those of its gradient; what was measured is active afterwards."""
     path = tmp_path / "tables.json"
     document = json.loads(said(capsys, "tune", *MATMUL[1:], "--table", path, "--json"))
     assert [row["problem"].split()[0] for row in document["rows"]] == ["matmul_nn", "matmul_tn", "matmul_nt"]

@@ -1,4 +1,4 @@
-"""Which table is in force, what it says of a call, and that the processes of a run have the same."""
+"""The active table: which one it is, what it says of a call, and that the processes of a run have the same."""
 
 import concurrent.futures
 import dataclasses
@@ -73,7 +73,7 @@ def shipped(tmp_path):
     return tmp_path / "package" / "this.json"
 
 
-# ---- what is in force
+# ---- what is active
 
 
 def test_the_users_own_is_read_once(fresh):

@@ -130,7 +130,7 @@ def _rounded(x: jax.Array, dtype, low: float) -> jax.Array:
 
 
 def dtype_of(name: str, bits: int, dtype) -> np.dtype:
-    """Return the dtype that `quantize` is told to make."""
+    """Return the dtype that `quantize` makes."""
     if dtype is None:
         if not isinstance(bits, int) or bits not in _DTYPES:
             raise ValueError(f"{name}: bits is {format_value(bits)}, want one of {sorted(_DTYPES)}")
