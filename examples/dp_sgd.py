@@ -132,7 +132,7 @@ def main(args=None) -> int:
         parser.error(f"--epochs is {options.epochs}, want at least 1")
 
     training, test = load()
-    print(jaxext.privacy.explain(loss, batch_argnums=(1, 2))(init(), *(x[:BATCH] for x in training)))
+    print(jaxext.privacy.explain_norms(loss, batch_argnums=(1, 2))(init(), *(x[:BATCH] for x in training)))
     p, norms = train(training, options.epochs)
     for epoch in sorted({1, 1 + options.epochs // 2, options.epochs}):
         cut = (norms[epoch - 1] > CLIP).mean()

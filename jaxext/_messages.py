@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import reprlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,6 +55,12 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, whose columns are as wide as their longest cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def depth_of_the_user() -> int:
     """The `stacklevel` of the first frame above the caller that is outside jax and jaxext."""
     frame, depth = sys._getframe(1), 1
@@ -79,7 +86,7 @@ class _Short(reprlib.Repr):
         self.maxstring = self.maxother = 120
 
     def repr1(self, x: Any, level: int) -> str:
-        shape, dtype = _of_array(x)
+        shape, dtype = _shape_and_dtype(x)
         if shape is None:
             return super().repr1(x, level)
         text = f"{dtype}[{','.join(map(str, shape))}]"
@@ -103,7 +110,7 @@ class _Short(reprlib.Repr):
         return super().repr_instance(x, level)
 
 
-def _of_array(x: Any) -> tuple[tuple | None, Any]:
+def _shape_and_dtype(x: Any) -> tuple[tuple | None, Any]:
     """Shape and dtype, or None: of no array, and of numbers such as np.float32(1), which are as short as they are."""
     if isinstance(x, np.generic | type):
         return None, None

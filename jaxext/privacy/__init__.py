@@ -1,9 +1,9 @@
 """Norms of per-example gradients, and clipped sums of them, without the gradients: for differentially private training."""
 
 from jaxext.privacy.clipping import Aux, ClippedGrad, clipped_grad, per_example_norms
-from jaxext.privacy.report import Parameter, Report, explain
+from jaxext.privacy.report import Parameter, Report, explain_norms
 
-__all__ = ["Aux", "ClippedGrad", "Parameter", "Report", "clipped_grad", "explain", "per_example_norms"]
+__all__ = ["Aux", "ClippedGrad", "Parameter", "Report", "clipped_grad", "explain_norms", "per_example_norms"]
 
 
 def __dir__() -> list[str]:

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from jaxext._messages import array_named, format_value, refuse_traced
+from jaxext.privacy.gram_forms import squared
 from jaxext.privacy.per_example import Batch, Function
-from jaxext.privacy.products import squared
-from jaxext.privacy.square_norms import devices_that_split, part_of
+from jaxext.privacy.square_norms import parts
 
 
 class Aux(NamedTuple):
@@ -62,7 +62,7 @@ def per_example_norms(
     """A function of the arguments of `fun` that returns the L2 norm of the gradient of each example.
 
     The norm is that of the gradient in all parameters together.  One backward pass computes it.  It keeps gradients of examples only for
-    parameters that are used more than once, which `explain` names.
+    parameters that are used more than once, which `explain_norms` names.
 
     Args:
       fun: a loss, as in `clipped_grad`.
@@ -79,7 +79,7 @@ def per_example_norms(
     Raises:
       TypeError, ValueError: as `clipped_grad`.
     """
-    function = function_of("per_example_norms", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
+    function = Function("per_example_norms", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
 
     @jax.jit
     def norms(args):
@@ -159,14 +159,17 @@ def clipped_grad(
         raise ValueError(f"clipped_grad: l2_clip_norm is {format_value(l2_clip_norm)}, want at least 0")
     if not normalize_by > 0:
         raise ValueError(f"clipped_grad: normalize_by is {normalize_by}, want a positive number")
-    function = function_of("clipped_grad", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
+    function = Function("clipped_grad", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
 
     @jax.jit
     def compiled(args, padding, clip):
         size, batch = function.batched(args)
-        padding = _padding(padding, batch, size)
+        if padding is None:
+            padding = batch.zeros(bool)
+        elif padding.shape != (size,) or padding.dtype != bool:
+            raise ValueError(f"clipped_grad: is_padding_example is {format_value(padding)}, want bool[{size}], one for each example")
         if size == 0:  # as Poisson sampling may draw
-            values, aux = batch.losses()
+            values, aux = jax.vmap(batch.loss, (None, 0))(batch.parameters, batch.examples)
             none = tuple(jax.tree.map(jnp.zeros_like, args[i]) for i in function.parameters)
             return none[0] if isinstance(function.argnums, int) else none, values, batch.zeros(batch.dtype), aux
         traced = batch.traced()
@@ -177,7 +180,7 @@ def clipped_grad(
         total = weighted(jnp.where(padding, 0, scale(norms)))
         if nan_safe:  # outside of the branch, since XLA computes convolutions inside of one in plain loops on CPUs
             finite = jnp.all(jnp.isfinite(norms))
-            total = lax.cond(finite, lambda: total, lambda: _one_by_one(batch, size, padding, scale, norms.dtype))
+            total = lax.cond(finite, lambda: total, lambda: _one_by_one(batch, padding, scale, norms.dtype))
         total = jax.vjp(batch.varying, tuple(args[i] for i in function.parameters))[1](total)[0]  # adds up over devices in a shard_map
         total = jax.tree.map(lambda g: g / jnp.asarray(normalize_by, g.dtype), total) if normalize_by != 1 else total
         total = total[0] if isinstance(function.argnums, int) else total
@@ -192,41 +195,6 @@ def clipped_grad(
     return ClippedGrad(clipped, (1.0 if rescale_to_unit_norm else l2_clip_norm) / normalize_by)
 
 
-def function_of(asked_by, fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum) -> Function:
-    refuse_traced(asked_by, has_aux=has_aux, keep_batch_dim=keep_batch_dim)
-    if not callable(fun):
-        raise TypeError(f"{asked_by}: fun is {format_value(fun)}, want a function")
-    for name, given in (("argnums", argnums), ("batch_argnums", batch_argnums)):
-        if not all(isinstance(n, int) for n in (given if isinstance(given, Sequence) else (given,))):
-            raise TypeError(f"{asked_by}: {name} is {format_value(given)}, want an int, or some")
-    if not isinstance(prng_argnum, int | None):
-        raise TypeError(f"{asked_by}: prng_argnum is {format_value(prng_argnum)}, want an int or None")
-    numbers_of = [(n,) if isinstance(n, int) else tuple(n) for n in (argnums, batch_argnums)]
-    parameters, batched = numbers_of
-    everything = (*parameters, *batched, *(() if prng_argnum is None else (prng_argnum,)))
-    if not parameters or not batched or len({*everything}) < len(everything) or min(everything) < 0:
-        first, second, third = map(format_value, (argnums, batch_argnums, prng_argnum))
-        got = f"argnums is {first}, batch_argnums is {second} and prng_argnum is {third}"
-        raise ValueError(f"{asked_by}: {got}, want different numbers, from 0 on, at least one of parameters and one of batches")
-    return Function(
-        asked_by=asked_by,
-        fun=fun,
-        argnums=argnums if isinstance(argnums, int) else parameters,
-        has_aux=has_aux,
-        batch_argnums=batched,
-        keep_batch_dim=keep_batch_dim,
-        prng_argnum=prng_argnum,
-    )
-
-
-def _padding(padding: Any, batch: Batch, size: int) -> jax.Array:
-    if padding is None:
-        return batch.zeros(bool)
-    if padding.shape != (size,) or padding.dtype != bool:
-        raise ValueError(f"clipped_grad: is_padding_example is {format_value(padding)}, want bool[{size}], one for each example")
-    return padding
-
-
 def _scale(norms: jax.Array, *, clip: jax.Array, unit: bool) -> jax.Array:
     """Return what to multiply gradients by: 0 if the norm is a NaN, or if a gradient of zero is clipped to 0."""
     scale = jnp.minimum(1, clip / norms)
@@ -235,12 +203,9 @@ def _scale(norms: jax.Array, *, clip: jax.Array, unit: bool) -> jax.Array:
     return jnp.where(jnp.isfinite(scale), scale, 0)
 
 
-def _one_by_one(batch: Batch, size: int, padding: jax.Array, scale: Callable, dtype: Any) -> tuple:
+def _one_by_one(batch: Batch, padding: jax.Array, scale: Callable, dtype: Any) -> tuple:
     """The sum of the gradients, which are made for a few examples at a time, and in which infinities and NaNs count as 0."""
-    part = part_of(size, devices_that_split(jax.tree.leaves(batch.examples)), 1, 0)
-
-    def split(x):
-        return x.reshape(part, size // part, *x.shape[1:])
+    steps, part = parts((batch.examples, padding), 1, 0)
 
     def gradient(example, is_padding):
         gradients = jax.grad(batch.loss, has_aux=True)(batch.parameters, example)[0]
@@ -250,8 +215,7 @@ def _one_by_one(batch: Batch, size: int, padding: jax.Array, scale: Callable, dt
         return jax.tree.map(lambda g: factor.astype(g.dtype) * g, gradients)
 
     def step(total, i):
-        some = jax.tree.map(lambda x: lax.dynamic_index_in_dim(split(x), i, 1, keepdims=False), (batch.examples, padding))
-        return jax.tree.map(lambda x, g: x + g.sum(0), total, jax.vmap(gradient)(*some)), None
+        return jax.tree.map(lambda x, g: x + g.sum(0), total, jax.vmap(gradient)(*part(i))), None
 
     start = batch.varying(jax.tree.map(jnp.zeros_like, batch.parameters))
-    return lax.scan(step, start, jnp.arange(size // part))[0]
+    return lax.scan(step, start, jnp.arange(steps))[0]

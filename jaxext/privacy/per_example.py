@@ -16,40 +16,49 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext._messages import depth_of_the_user, format_value
+from jaxext._messages import depth_of_the_user, format_value, refuse_traced
 from jaxext.core import partition
-from jaxext.privacy.products import squared
+from jaxext.privacy.gram_forms import squared
 from jaxext.privacy.taps import Met, Taps, used_often
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass
 class Function:
     """A loss of one example, and which of its arguments are what.
 
     Attributes:
       asked_by: the public function, for messages.
-      fun: `fun(*args)` is a scalar, or if `has_aux` a pair of it and of anything.
-      argnums: of the parameters: a number, or a tuple of them.
-      batch_argnums: of the arguments with a first axis of examples.
-      keep_batch_dim: whether `fun` wants this axis, of size 1.
-      prng_argnum: of a random key that is split into one for each example, or None.
+      fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum: as in `clipped_grad`; sequences become tuples.
+      parameters: `argnums` as a tuple.
+      mapped: of the arguments that differ between examples.
     """
 
     asked_by: str
     fun: Callable
-    argnums: int | tuple[int, ...]
+    argnums: Any
     has_aux: bool
-    batch_argnums: tuple[int, ...]
+    batch_argnums: Any
     keep_batch_dim: bool
     prng_argnum: int | None
 
-    @property
-    def parameters(self) -> tuple[int, ...]:
-        return (self.argnums,) if isinstance(self.argnums, int) else self.argnums
-
-    @property
-    def mapped(self) -> tuple[int, ...]:
-        return self.batch_argnums if self.prng_argnum is None else (*self.batch_argnums, self.prng_argnum)
+    def __post_init__(self):
+        refuse_traced(self.asked_by, has_aux=self.has_aux, keep_batch_dim=self.keep_batch_dim)
+        if not callable(self.fun):
+            raise TypeError(f"{self.asked_by}: fun is {format_value(self.fun)}, want a function")
+        argnums, batch, prng = given = self.argnums, self.batch_argnums, self.prng_argnum
+        for name, numbers in (("argnums", argnums), ("batch_argnums", batch)):
+            if not all(isinstance(n, int) for n in (numbers if isinstance(numbers, Sequence) else (numbers,))):
+                raise TypeError(f"{self.asked_by}: {name} is {format_value(numbers)}, want an int, or some")
+        if not isinstance(prng, int | None):
+            raise TypeError(f"{self.asked_by}: prng_argnum is {format_value(prng)}, want an int or None")
+        self.parameters, self.batch_argnums = ((n,) if isinstance(n, int) else tuple(n) for n in (argnums, batch))
+        self.argnums = argnums if isinstance(argnums, int) else self.parameters
+        self.mapped = self.batch_argnums if prng is None else (*self.batch_argnums, prng)
+        everything = (*self.parameters, *self.mapped)
+        if not self.parameters or not self.batch_argnums or len({*everything}) < len(everything) or min(everything) < 0:
+            first, second, third = map(format_value, given)
+            got = f"argnums is {first}, batch_argnums is {second} and prng_argnum is {third}"
+            raise ValueError(f"{self.asked_by}: {got}, want different numbers, from 0 on, at least one of parameters and one of batches")
 
     def batch_size(self, args: Sequence[Any]) -> int:
         """The number of examples, after the arguments were checked."""
@@ -57,18 +66,19 @@ class Function:
         if len(args) <= last:
             numbers = f"argnums is {self.argnums}, batch_argnums is {self.batch_argnums} and prng_argnum is {self.prng_argnum}"
             raise ValueError(f"{self.asked_by}: got {len(args)} arguments, want one with the number {last}: {numbers}")
-        for i in self.parameters:
-            for path, leaf in jax.tree_util.tree_leaves_with_path(args[i]):
-                if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.inexact):
-                    name = f"argument {i}{jax.tree_util.keystr(path)}"
-                    raise TypeError(f"{self.asked_by}: {name} is a parameter of dtype {dtype}, want floating-point numbers")
+
+        def named(numbers: Sequence[int]) -> list[tuple[str, Any]]:
+            found = ((i, *leaf) for i in numbers for leaf in jax.tree_util.tree_leaves_with_path(args[i]))
+            return [(f"argument {i}{jax.tree_util.keystr(path)}", leaf) for i, path, leaf in found]
+
+        for name, leaf in named(self.parameters):
+            if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.inexact):
+                raise TypeError(f"{self.asked_by}: {name} is a parameter of dtype {dtype}, want floating-point numbers")
         sizes: dict[str, int] = {}
-        for i in self.batch_argnums:
-            for path, leaf in jax.tree_util.tree_leaves_with_path(args[i]):
-                name = f"argument {i}{jax.tree_util.keystr(path)}"
-                if not jnp.shape(leaf):
-                    raise ValueError(f"{self.asked_by}: {name} is a scalar, want a first axis of examples")
-                sizes[name] = jnp.shape(leaf)[0]
+        for name, leaf in named(self.batch_argnums):
+            if not jnp.shape(leaf):
+                raise ValueError(f"{self.asked_by}: {name} is a scalar, want a first axis of examples")
+            sizes[name] = jnp.shape(leaf)[0]
         if len({*sizes.values()}) != 1:
             got = ", ".join(f"{size} in {name}" for name, size in sizes.items()) or "no array"
             raise ValueError(f"{self.asked_by}: batch_argnums is {self.batch_argnums}, with examples {got}: want one number of examples")
@@ -136,10 +146,6 @@ class Batch:
         wide = any(jnp.finfo(leaf.dtype).bits == 64 for leaf in jax.tree.leaves(self.parameters))
         return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
-    def losses(self) -> tuple[jax.Array, Any]:
-        """Return the losses of all examples, with their auxiliary data."""
-        return jax.vmap(self.loss, (None, 0))(self.parameters, self.examples)
-
     def zeros(self, dtype: Any, shape: Sequence[int] = ()) -> jax.Array:
         """Zeros for each example, sharded and varying as the examples are."""
         leaves = jax.tree.leaves(self.examples)
@@ -180,17 +186,13 @@ class Traced:
     def leaves(self) -> list[Any]:
         return jax.tree.leaves(self.batch.parameters)
 
-    @property
-    def dtype(self) -> Any:
-        return self.batch.dtype
-
     @functools.cached_property
     def probed(self) -> Taps:
         """Taps that saw where parameters meet the example.  Of their arrays only the types may be used."""
         found: list[Taps] = []
 
         def tap(example):
-            taps = Taps(jnp.zeros((), self.dtype), {})
+            taps = Taps(jnp.zeros((), self.batch.dtype), {})
             taps.run(self.closed, self.leaves, jax.tree.leaves(example))
             found.append(taps)
             return ()
@@ -206,7 +208,7 @@ class Traced:
     @functools.cached_property
     def kept(self) -> set[int]:
         """The roots of others whose gradients are stored, since these are smaller than what the weighted sum would be made of."""
-        return set() if self.probed.nested else {use.root for use in self.probed.uses if use.way.small} - self.often
+        return set() if self.probed.nested else {use.root for use in self.probed.uses if use.way and use.way.small} - self.often
 
     def pass_backwards(self, *, for_sum: bool) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
         """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses.
@@ -219,33 +221,33 @@ class Traced:
         roots = self.often | (self.kept if for_sum else set())
         stored = {root: zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in roots}
         again = [any(leaf.root not in stored for leaf in met.leaves) for met in probed.meetings]
-        of_results = [[zeros(y.dtype, y.shape) for y in met.results] if a else None for met, a in zip(probed.meetings, again, strict=True)]
+        probes = [[zeros(y.dtype, y.shape) for y in met.results] if a else None for met, a in zip(probed.meetings, again, strict=True)]
         met: list[Met] = []
 
-        def tapped(parameters, total, stored, of_results, example):
-            taps = Taps(total, stored, of_results)
+        def tapped(parameters, total, stored, probes, example):
+            taps = Taps(total, stored, probes)
             value, *aux = taps.run(self.closed, jax.tree.leaves(parameters), jax.tree.leaves(example))
             met[:] = taps.meetings
-            data = None if of_results is None else [each.of_example if a else None for each, a in zip(met, again, strict=True)]
+            data = None if probes is None else [each.example_data if a else None for each, a in zip(met, again, strict=True)]
             return value, (aux, data)
 
-        def losses(parameters, total, stored, of_results):
-            return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, total, stored, of_results, self.batch.examples)
+        def losses(parameters, total, stored, probes):
+            return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, total, stored, probes, self.batch.examples)
 
-        given = self.batch.parameters, zeros(self.dtype), stored, of_results if for_sum and not probed.nested else None
+        given = self.batch.parameters, zeros(self.batch.dtype), stored, probes if for_sum and not probed.nested else None
         values, pull, (aux, data) = jax.vjp(losses, *given, has_aux=True)
         _, squares, gradients, cotangents = pull(zeros(values.dtype) + 1)
         for gradient in gradients.values():
-            squares += jax.vmap(functools.partial(squared, dtype=self.dtype))(gradient)
+            squares += jax.vmap(functools.partial(squared, dtype=self.batch.dtype))(gradient)
 
         def weighted(weights: jax.Array) -> tuple:
             def results(parameters):
                 leaves = jax.tree.leaves(parameters)
 
-                def of_one(data, _):
+                def one(data, _):
                     return [each.again(leaves, some) if a else None for each, some, a in zip(met, data, again, strict=True)]
 
-                return jax.vmap(of_one)(data, weights)
+                return jax.vmap(one)(data, weights)
 
             def scaled(found):
                 return jax.vmap(lambda weight, found: jax.tree.map(lambda y: weight.astype(y.dtype) * y, found))(weights, found)
@@ -255,14 +257,9 @@ class Traced:
             else:
                 (total,) = jax.vjp(results, self.batch.parameters)[1](scaled(cotangents))
             leaves, tree = jax.tree.flatten(total)
-            for root, each in gradients.items():
-                leaves[root] = _summed(weights, self.leaves[root], each)
+            for root, each in gradients.items():  # the sum is the transpose of an outer product: a dot, and sharded as the parameter is
+                outer = functools.partial(jnp.tensordot, weights.astype(each.dtype), axes=0, precision="highest")
+                (leaves[root],) = jax.vjp(outer, self.leaves[root])[1](each)
             return tree.unflatten(leaves)
 
         return values, jax.tree.unflatten(self.results, [values, *aux])[1], squares, weighted
-
-
-def _summed(weights: jax.Array, parameter: jax.Array, gradients: jax.Array) -> jax.Array:
-    """Σ_b weights[b] gradients[b], as the transpose of an outer product with the parameter: a dot, and sharded as the parameter is."""
-    product = functools.partial(jnp.tensordot, weights.astype(parameter.dtype), axes=0, precision="highest")
-    return jax.vjp(product, parameter)[1](gradients)[0]

@@ -1,4 +1,4 @@
-"""`explain`: how the norm of each parameter's gradient is computed, from the same walk that computes it."""
+"""`explain_norms`: how the norm of each parameter's gradient is computed, from the same walk that computes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from jaxext.privacy.clipping import function_of
+from jaxext._messages import aligned
+from jaxext.privacy.per_example import Function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +53,12 @@ class Report:
             (each.name, f"{each.dtype}{[*each.shape]}", ", ".join(dict.fromkeys(each.ops)) or "nothing", each.how)
             for each in self.parameters
         ]
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *body)]
         numbers = sum(math.prod(each.shape) for each in self.stored)
         small = "no gradient is written that is larger than what it is made of"
-        return "\n".join([*lines, f"gradients written for each example: {numbers:,} numbers" if numbers else small])
+        return "\n".join([*aligned([head, *body]), f"gradients written for each example: {numbers:,} numbers" if numbers else small])
 
 
-def explain(
+def explain_norms(
     fun: Callable,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
@@ -79,39 +78,29 @@ def explain(
     Raises:
       TypeError, ValueError: as `clipped_grad`.
     """
-    function = function_of("explain", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
+    function = Function("explain_norms", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
 
     @functools.wraps(fun)
     def explained(*args: Any) -> Report:
         found = []
 
         def trace(args):
-            traced = function.batched(args)[1].traced()
-            found.extend((traced.probed.uses, traced.often, traced.kept))
+            found.append(function.batched(args)[1].traced())
+            found[0].probed  # noqa: B018 (while its arrays may be used)
             return ()
 
         jax.eval_shape(trace, args)
-        uses, often, kept = found
-        named = [
-            (f"{f'argument {i}' if len(function.parameters) > 1 else ''}{jax.tree_util.keystr(path)}" or f"argument {i}", leaf)
-            for i in function.parameters
-            for path, leaf in jax.tree_util.tree_leaves_with_path(args[i])
-        ]
-        return Report(
-            tuple(
-                _parameter(name, leaf, [use for use in uses if use.root == root], root in often, root in kept)
-                for root, (name, leaf) in enumerate(named)
-            )
-        )
+        (traced,) = found
+        parameters = []
+        leaves = [(i, path, leaf) for i in function.parameters for path, leaf in jax.tree_util.tree_leaves_with_path(args[i])]
+        for root, (i, path, leaf) in enumerate(leaves):
+            name = f"{f'argument {i}' if len(function.parameters) > 1 else ''}{jax.tree_util.keystr(path)}" or f"argument {i}"
+            uses, stored = [use for use in traced.probed.uses if use.root == root], root in traced.often
+            how = f"{uses[0].way}{', kept' if root in traced.kept else ''}" if uses else "its gradient is 0"
+            if stored:
+                how = f"gradients of all examples: it is used {'in each step of a scan' if len(uses) == 1 else f'{len(uses)} times'}"
+            ops, sources = tuple(use.op for use in uses), tuple(use.source for use in uses if use.source)
+            parameters.append(Parameter(name, leaf.shape, str(leaf.dtype), ops, sources, how, stored))
+        return Report(tuple(parameters))
 
     return explained
-
-
-def _parameter(name, leaf, uses, stored, kept) -> Parameter:
-    if stored:
-        how = f"gradients of all examples: it is used {'in each step of a scan' if len(uses) == 1 else f'{len(uses)} times'}"
-    else:
-        how = f"{uses[0].way}{', kept' if kept else ''}" if uses else "its gradient is 0"
-    return Parameter(
-        name, leaf.shape, str(leaf.dtype), tuple(use.op for use in uses), tuple(use.source for use in uses if use.source), how, stored
-    )

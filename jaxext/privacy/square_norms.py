@@ -1,6 +1,6 @@
 """The contribution of an example to the squared norm of a gradient, where a parameter meets it: two ways, for one example.
 
-- The Gram form of a product (`products`) or of looking up rows (`lookups`) does not make the gradient.
+- The Gram form (`gram_forms`) of a product or of looking up rows does not make the gradient.
 - The gradient is made by the operation's transpose, and squared: of all examples at once if it is small, as that of a bias is.
 
 Some arrays are made for a few examples at a time, so that they are no larger than one array of the layer: Gram matrices, the gradients of
@@ -21,8 +21,7 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from jaxext._compat import evaluated
-from jaxext.privacy.lookups import lookup_of
-from jaxext.privacy.products import gram_of, is_product, squared
+from jaxext.privacy.gram_forms import gram_of, is_product, squared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +29,7 @@ class Way:
     """The way in which an operation's contribution is computed.
 
     Attributes:
-      name: "gram", "gradient", or "stored".
-      rows: of a Gram matrix.
+      rows: of a Gram matrix; 0: the gradient is made.
       at_once: whether of all examples at once.
       small: whether the gradients are made, and no larger than what they are made of.
       contribution: the squared norm, from residuals and cotangents.
@@ -39,52 +37,42 @@ class Way:
       residuals: what is kept for them.
     """
 
-    name: str
-    rows: int = 0
-    at_once: bool = True
-    small: bool = False
-    contribution: Callable[..., jax.Array] | None = None
-    gradients: Callable[..., Sequence[jax.Array]] | None = None
-    residuals: Any = None
-
-    @classmethod
-    def stored(cls) -> Way:
-        return cls("stored")
+    rows: int
+    at_once: bool
+    small: bool
+    contribution: Callable[..., jax.Array]
+    gradients: Callable[..., Sequence[jax.Array]]
+    residuals: Any
 
     def __str__(self) -> str:
-        if self.name == "gram":
-            told = "|x| |y|" if self.rows == 1 else f"Gram form of {self.rows} rows"
-        else:
-            told = "its gradient"
-        return told + ("" if self.at_once else ", of a few examples at a time")
+        form = {0: "its gradient", 1: "|x| |y|"}.get(self.rows, f"Gram form of {self.rows} rows")
+        return form if self.at_once else f"{form}, of a few examples at a time"
 
     def tap(
         self, results: list[jax.Array], total: jax.Array, zeros: Sequence | None, kept: list | None, *, summed: bool
     ) -> list[jax.Array]:
         """The results.  Backwards, `total` receives the contribution, if `summed`; `zeros` receive the gradients, and `kept` the cotangents
         of the results, unless they are None."""
-        assert self.contribution is not None and self.gradients is not None
-        contribution, gradients = self.contribution, self.gradients
-        dtype = total.dtype
+        contribution, gradients, dtype = self.contribution, self.gradients, total.dtype
 
         def backward(residuals, cotangents):
             square = contribution(residuals, cotangents).astype(dtype) if summed else None
             found = None if zeros is None else [*gradients(residuals, cotangents)]
             return cotangents, square, found, None if kept is None else cotangents, None
 
-        tap = jax.custom_vjp(lambda results, total, zeros, kept, residuals: _of_each(results, total))
-        tap.defvjp(lambda results, total, zeros, kept, residuals: (_of_each(results, total), residuals), backward)
+        tap = jax.custom_vjp(lambda results, total, zeros, kept, residuals: _per_example(results, total))
+        tap.defvjp(lambda results, total, zeros, kept, residuals: (_per_example(results, total), residuals), backward)
         return tap(results, total, None if zeros is None else [*zeros], kept, self.residuals)
 
 
 @custom_vmap
-def _of_each(results: list[jax.Array], total: jax.Array) -> list[jax.Array]:
+def _per_example(results: list[jax.Array], total: jax.Array) -> list[jax.Array]:
     """The results, with an axis of examples even if they are the same for all: the tap must see the cotangent of each."""
     return results
 
 
-@_of_each.def_vmap
-def _of_each_of(size, batched, results, total):
+@_per_example.def_vmap
+def _per_example_rule(size, batched, results, total):
     return [y if b else jnp.broadcast_to(y, (size, *y.shape)) for y, b in zip(results, batched[0], strict=True)], [True] * len(results)
 
 
@@ -93,21 +81,21 @@ class Meeting:
     """An operation of which some operands are made of parameters; `eqn` is None for the identity."""
 
     eqn: JaxprEqn | None
-    made: tuple[bool, ...]  # of each operand
+    derived: tuple[bool, ...]  # of each operand
 
     def results(self, data: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """The floating-point ones.  The values are the operands made of parameters."""
         if self.eqn is None:
             return [*values]
         rest, others = iter(values), iter(data)
-        results = evaluated(self.eqn, *(next(rest if made else others) for made in self.made))
+        results = evaluated(self.eqn, *(next(rest if derived else others) for derived in self.derived))
         return [y for y in results if jnp.issubdtype(y.dtype, jnp.inexact)]
 
     def gradients(self, data: Sequence[Any], values: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[jax.Array]:
         """Return the gradients of the values."""
         return jax.vjp(lambda *values: self.results(data, values), *values)[1]([*cotangents])
 
-    def way(self, data, values, leaves, results, dtype, remake: ClosedJaxpr | None) -> Way:
+    def way(self, data, values, leaves, results, dtype, recompute: ClosedJaxpr | None) -> Way:
         """The cheapest way to the sum of the squared norms of the leaves' gradients.
 
         Args:
@@ -116,10 +104,10 @@ class Meeting:
           leaves: the parameters that they are made of, and whose squared norms are wanted.
           results: of the operation.
           dtype: of the squared norm.
-          remake: makes the values of the leaves.  None: the only value's gradient has the norm of the only leaf's.
+          recompute: makes the values of the leaves.  None: the only value's gradient has the norm of the only leaf's.
         """
         arrays = _size([*data, *results])
-        consts = [] if remake is None else remake.consts
+        consts = [] if recompute is None else recompute.consts
         residuals = [*data], [*values], [*leaves], [*consts]
 
         def gradients(residuals, cotangents):
@@ -128,8 +116,8 @@ class Meeting:
 
         def by_gradients(residuals, cotangents):
             found, (_, _, leaves, consts) = gradients(residuals, cotangents), residuals
-            if remake is not None:
-                function = jaxpr_as_fun(ClosedJaxpr(remake.jaxpr, consts))  # its own may be those of a scan's step
+            if recompute is not None:
+                function = jaxpr_as_fun(ClosedJaxpr(recompute.jaxpr, consts))  # its own may be those of a scan's step
                 found = jax.vjp(lambda *leaves: function(*leaves), *leaves)[1]([*found])
             return sum((squared(x, dtype) for x in found), jnp.zeros((), dtype))
 
@@ -138,17 +126,15 @@ class Meeting:
         at_once = temporary <= arrays and not is_product(self.eqn)
         if not at_once:
             by_gradients, gradients = (in_parts(function, temporary, arrays) for function in (by_gradients, gradients))
-        gram = None
-        if remake is None:
-            gram = gram_of(self.eqn, self.made, [*data, *results], dtype) or lookup_of(self.eqn, self.made, dtype)
-        if gram is not None:
+        gram = gram_of(self.eqn, self.derived, [*data, *results], dtype) if recompute is None else None
+        if gram is None:
+            return Way(0, at_once, _size(leaves) <= arrays, by_gradients, gradients, residuals)
 
-            def by_gram(residuals, cotangents):
-                return gram(residuals[0][0], *cotangents)
+        def by_gram(residuals, cotangents):
+            return gram.square(residuals[0][0], *cotangents)
 
-            how = by_gram if gram.temporary == 0 else in_parts(by_gram, gram.temporary, arrays)
-            return Way("gram", gram.rows, gram.temporary == 0, False, how, gradients, residuals)
-        return Way("gradient", 0, at_once, _size(leaves) <= arrays, by_gradients, gradients, residuals)
+        how = by_gram if gram.temporary == 0 else in_parts(by_gram, gram.temporary, arrays)
+        return Way(gram.rows, gram.temporary == 0, False, how, gradients, residuals)
 
 
 def _size(arrays: Sequence[Any]) -> int:
@@ -166,23 +152,31 @@ def in_parts(function: Callable, temporary: int, arrays: int) -> Callable:
     def rule(size, batched, *args):
         leaves, tree = jax.tree.flatten(args)
         is_batched = jax.tree.leaves(batched)
-        if size == 0:
-            one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if b else x for x, b in zip(leaves, is_batched, strict=True)]
-            results = jax.eval_shape(function, *tree.unflatten(one))
-            return jax.tree.map(lambda y: jnp.zeros((0, *y.shape), y.dtype), results), jax.tree.map(lambda y: True, results)
         examples = [x for x, b in zip(leaves, is_batched, strict=True) if b]
-        part = part_of(size, devices_that_split(examples), temporary, arrays)
-        steps = size // part
-        split = [x.reshape(part, steps, *x.shape[1:]) if b else x for x, b in zip(leaves, is_batched, strict=True)]
 
-        def step(i):
-            some = [lax.dynamic_index_in_dim(x, i, 1, keepdims=False) if b else x for x, b in zip(split, is_batched, strict=True)]
-            return jax.vmap(lambda *x: function(*tree.unflatten(x)), in_axes=[0 if b else None for b in is_batched])(*some)
+        @jax.vmap
+        def some(examples):
+            rest = iter(examples)
+            return function(*tree.unflatten([next(rest) if b else x for x, b in zip(leaves, is_batched, strict=True)]))
 
-        results = lax.map(step, jnp.arange(steps))
-        return jax.tree.map(lambda y: y.swapaxes(0, 1).reshape(size, *y.shape[2:]), results), jax.tree.map(lambda y: True, results)
+        if size == 0:
+            results = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(some, examples))
+        else:
+            steps, part = parts(examples, temporary, arrays)
+            results = lax.map(lambda i: some(part(i)), jnp.arange(steps))
+            results = jax.tree.map(lambda y: y.swapaxes(0, 1).reshape(size, *y.shape[2:]), results)
+        return results, jax.tree.map(lambda y: True, results)
 
     return mapped
+
+
+def parts(examples: Any, temporary: int, arrays: int) -> tuple[int, Callable[[Any], Any]]:
+    """The number of parts of a batch, and a function that returns the i-th."""
+    leaves = jax.tree.leaves(examples)
+    size = leaves[0].shape[0]
+    part = part_of(size, devices_that_split(leaves), temporary, arrays)
+    split = jax.tree.map(lambda x: x.reshape(part, size // part, *x.shape[1:]), examples)
+    return size // part, lambda i: jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 1, keepdims=False), split)
 
 
 def part_of(size: int, devices: int, temporary: int, arrays: int) -> int:

@@ -8,8 +8,8 @@ gradient is the sum over all parameters: one backward pass that writes no gradie
 The gradient of a parameter that meets the example several times is a sum whose terms are not orthogonal, so squared norms must not be
 added.  Its taps add their gradients instead, to the cotangent of zeros with the shape of the parameter.
 
-A parameter may go through other operations before it meets the example, together with constants and other parameters.  What is made of
-these alone is `Made` (`made`).  Other values depend on the example.
+A parameter may go through other operations before it meets the example, together with constants and other parameters.  A value that is
+computed from these alone is `Derived`, and remembers how, so that its gradient leads to theirs.  Other values depend on the example.
 """
 
 from __future__ import annotations
@@ -28,11 +28,85 @@ from jaxext.core.family import is_replaced
 from jaxext.core.form import Form, owner
 from jaxext.core.operation import Operation
 from jaxext.lax.dispatch import in_place_of_lax
-from jaxext.privacy.made import Leaf, Made, has_leaves, leaves_of, plain, remaking, tangents
 from jaxext.privacy.square_norms import Meeting, Way
 
 # Operations of one operand whose result, as far as it depends on a parameter, has a gradient of the same norm.
 SAME_NORM = {"reshape", "transpose", "squeeze", "expand_dims", "rev", "copy", "neg", "convert_element_type", "reduce_precision"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """A parameter, or inside a scan a slice of what is computed from parameters.
+
+    Attributes:
+      root: the parameter's number.
+      depth: of scans around the place where it becomes known: used deeper inside, it is used several times.
+      zeros: if gradients are stored, the zeros whose cotangent they become.
+    """
+
+    value: Any
+    root: int
+    depth: int = 0
+    zeros: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Derived:
+    """A value computed from leaves and constants alone: `eqn` of `operands` has it as one of its results.  Constants have no leaves."""
+
+    value: Any
+    leaves: frozenset[Leaf] = frozenset()
+    eqn: JaxprEqn | None = None
+    operands: tuple = ()
+    position: int = 0
+    same_norm: bool = False  # its gradient has the norm of the gradient of its only leaf
+
+    @classmethod
+    def of(cls, leaf: Leaf) -> Derived:
+        return cls(leaf.value, frozenset([leaf]), None, (leaf,), same_norm=True)
+
+
+def plain(x: Any) -> Any:
+    return x.value if isinstance(x, Derived) else x
+
+
+def has_leaves(x: Any) -> bool:
+    return isinstance(x, Derived) and bool(x.leaves)
+
+
+def leaves_of(derived: Sequence[Derived]) -> list[Leaf]:
+    return sorted(frozenset[Leaf]().union(*(x.leaves for x in derived)), key=lambda leaf: leaf.root)
+
+
+def recomputing(derived: Sequence[Derived], leaves: Sequence[Leaf]) -> Callable[..., list[Any]]:
+    """A function of other values of some leaves, from which these values are computed.  The other leaves keep theirs."""
+
+    def recompute(*values: Any) -> list[Any]:
+        given = {leaf: leaf.value for leaf in leaves_of(derived)} | dict(zip(leaves, values, strict=True))
+        known: dict = {}
+        return [_recomputed(x, given, known) for x in derived]
+
+    return recompute
+
+
+def _recomputed(derived: Derived, given: Mapping[Leaf, Any], known: dict) -> Any:
+    """`known` holds results so far."""
+    if not derived.leaves:
+        return derived.value
+    if derived.eqn is None:
+        return given[derived.operands[0]]
+    key = id(derived.operands)
+    if key not in known:
+        known[key] = evaluated(derived.eqn, *(_recomputed(x, given, known) for x in derived.operands))
+    return known[key][derived.position]
+
+
+def tangents(derived: Sequence[Derived]) -> list[Any] | None:
+    """The zeros of leaves, taken through the computation of the values: its transpose leads gradients back.  None if there are no zeros."""
+    stored = [leaf for leaf in leaves_of(derived) if leaf.zeros is not None]
+    if not stored:
+        return None
+    return jax.jvp(recomputing(derived, stored), [leaf.value for leaf in stored], [leaf.zeros for leaf in stored])[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,32 +116,32 @@ class Use:
     root: int
     op: str
     source: str
-    way: Way
+    way: Way | None
     times: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Met:
-    """A meeting with its operands and floating-point results.  Those operands are `data` that no parameter made, also constants."""
+    """A meeting with its operands and floating-point results.  The operands that no parameter is in, also constants, are `data`."""
 
     meeting: Meeting
-    made: list[Made]
+    derived: list[Derived]
     data: list[Any]
     results: list[Any]
 
     @property
     def leaves(self) -> list[Leaf]:
-        return leaves_of(self.made)
+        return leaves_of(self.derived)
 
     @property
-    def of_example(self) -> list[Any]:
-        return [x for x in self.data if not isinstance(x, Made)]
+    def example_data(self) -> list[Any]:
+        return [x for x in self.data if not isinstance(x, Derived)]
 
-    def again(self, parameters: Sequence[Any], of_example: Sequence[Any]) -> Sequence[Any]:
+    def again(self, parameters: Sequence[Any], example_data: Sequence[Any]) -> Sequence[Any]:
         """The results for other parameters and another example."""
-        others = iter(of_example)
-        data = [x.value if isinstance(x, Made) else next(others) for x in self.data]
-        values = remaking(self.made, self.leaves)(*(parameters[leaf.root] for leaf in self.leaves))
+        others = iter(example_data)
+        data = [x.value if isinstance(x, Derived) else next(others) for x in self.data]
+        values = recomputing(self.derived, self.leaves)(*(parameters[leaf.root] for leaf in self.leaves))
         return self.meeting.results(data, values)
 
 
@@ -93,26 +167,26 @@ class Taps:
 
     def run(self, closed: ClosedJaxpr, parameters: Sequence[Any], example: Sequence[Any]) -> list[Any]:
         """The results for these arguments, with taps."""
-        leaves = [Made.of(Leaf(value, root, zeros=self.stored.get(root))) for root, value in enumerate(parameters)]
-        results = self._evaluate(closed.jaxpr, map(Made, closed.consts), [*leaves, *example])
+        leaves = [Derived.of(Leaf(value, root, zeros=self.stored.get(root))) for root, value in enumerate(parameters)]
+        results = self._evaluate(closed.jaxpr, map(Derived, closed.consts), [*leaves, *example])
         return [self._met(x) for x in results]
 
     def _evaluate(self, jaxpr: Jaxpr, consts, args) -> list[Any]:
         values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
         for eqn in jaxpr.eqns:
-            operands = [Made(atom.val) if isinstance(atom, Literal) else values[atom] for atom in eqn.invars]
+            operands = [Derived(atom.val) if isinstance(atom, Literal) else values[atom] for atom in eqn.invars]
             values.update(zip(eqn.outvars, self._equation(eqn, operands), strict=True))
-        return [Made(atom.val) if isinstance(atom, Literal) else values[atom] for atom in jaxpr.outvars]
+        return [Derived(atom.val) if isinstance(atom, Literal) else values[atom] for atom in jaxpr.outvars]
 
     def _equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         name = eqn.primitive.name
         if not any(map(has_leaves, operands)):
             results = evaluated(eqn, *map(plain, operands))
-            return [Made(y) for y in results] if all(isinstance(x, Made) for x in operands) else results
+            return [Derived(y) for y in results] if all(isinstance(x, Derived) for x in operands) else results
         if name in ("jit", "pjit"):
             return self._inside(eqn, eqn.params["jaxpr"], operands)
-        if all(isinstance(x, Made) for x in operands):
-            return self._made(eqn, operands)
+        if all(isinstance(x, Derived) for x in operands):
+            return self._derived(eqn, operands)
         if is_replaced(eqn.primitive):
             with in_place_of_lax():
                 closed = _traced(functools.partial(evaluated, eqn), operands)
@@ -128,11 +202,11 @@ class Taps:
     def _inside(self, eqn, closed: ClosedJaxpr, operands) -> list[Any]:
         self._around.append(eqn)
         try:
-            return self._evaluate(closed.jaxpr, map(Made, closed.consts), operands)
+            return self._evaluate(closed.jaxpr, map(Derived, closed.consts), operands)
         finally:
             self._around.pop()
 
-    def _made(self, eqn, operands) -> list[Made]:
+    def _derived(self, eqn, operands) -> list[Derived]:
         results, shared = evaluated(eqn, *map(plain, operands)), tuple(operands)
         leaves = frozenset[Leaf]().union(*(x.leaves for x in operands))
         if eqn.primitive.name == "stop_gradient":
@@ -140,9 +214,9 @@ class Taps:
         first, name = operands[0], eqn.primitive.name
         same_norm = first.same_norm and (name in SAME_NORM or (name == "broadcast_in_dim" and results[0].size == first.value.size))
         return [
-            Made(y, leaves, eqn, shared, i, same_norm and jnp.issubdtype(y.dtype, jnp.floating))
+            Derived(y, leaves, eqn, shared, i, same_norm and jnp.issubdtype(y.dtype, jnp.floating))
             if leaves and jnp.issubdtype(y.dtype, jnp.inexact)
-            else Made(y)  # an integer has no gradient
+            else Derived(y)  # an integer has no gradient
             for i, y in enumerate(results)
         ]
 
@@ -156,24 +230,24 @@ class Taps:
         """A value that from here on counts as one of the example."""
         return self._tapped(Meeting(None, (True,)), [x], [], [x.value])[0] if has_leaves(x) else plain(x)
 
-    def _tapped(self, meeting: Meeting, made: list[Made], data: list[Any], results: list[Any]) -> list[Any]:
-        leaves = leaves_of(made)
+    def _tapped(self, meeting: Meeting, derived: list[Derived], data: list[Any], results: list[Any]) -> list[Any]:
+        leaves = leaves_of(derived)
         summed = [leaf for leaf in leaves if leaf.zeros is None]
         given = [leaf.value for leaf in summed]
-        same_norm = len(made) == 1 and made[0].same_norm
+        same_norm = len(derived) == 1 and derived[0].same_norm
         way = meeting.way(
             [*map(plain, data)],
-            [x.value for x in made],
+            [x.value for x in derived],
             given,
             results,
             self.total.dtype,
-            None if same_norm else jax.make_jaxpr(remaking(made, summed))(*given),
+            None if same_norm else jax.make_jaxpr(recomputing(derived, summed))(*given),
         )
         self.uses += [self._use(leaf, meeting.eqn, way) for leaf in leaves]
-        zeros = tangents(made)
+        zeros = tangents(derived)
         floats = [i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, jnp.inexact)]
         kept = None if self.kept is None else self.kept[len(self.meetings)]
-        self.meetings.append(Met(meeting, made, data, [results[i] for i in floats]))
+        self.meetings.append(Met(meeting, derived, data, [results[i] for i in floats]))
         tapped = way.tap([results[i] for i in floats], self.total, zeros, kept, summed=bool(summed))
         return [tapped[floats.index(i)] if i in floats else y for i, y in enumerate(results)]
 
@@ -185,11 +259,11 @@ class Taps:
 
     def _checkpoint(self, eqn, operands) -> list[Any]:
         self.nested = True
-        met = [x for x in operands if not isinstance(x, Made)]
+        met = [x for x in operands if not isinstance(x, Derived)]
 
         def inner(*values):
             rest = iter(values)
-            args = [x if isinstance(x, Made) else next(rest) for x in operands]
+            args = [x if isinstance(x, Derived) else next(rest) for x in operands]
             return [self._met(y) for y in self._inside(eqn, ClosedJaxpr(eqn.params["jaxpr"], ()), args)]
 
         how = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
@@ -205,12 +279,12 @@ class Taps:
         zeros = [self._zeros_of(x) if has_leaves(x) else None for x in scanned]
 
         def slice_of(x: Any, value: Any, zero: Any) -> Any:
-            if not isinstance(x, Made):
+            if not isinstance(x, Derived):
                 return value
             if not x.leaves:
-                return Made(value)
+                return Derived(value)
             root = min(leaf.root for leaf in x.leaves)  # if there are several, gradients of all of them are stored, so any will do
-            return Made.of(Leaf(value, root, self._depth, zero))
+            return Derived.of(Leaf(value, root, self._depth, zero))
 
         def step(carry, slices):
             values, zeros = slices
@@ -227,12 +301,12 @@ class Taps:
             self._depth -= repeats
         return [*carry, *ys]
 
-    def _zeros_of(self, x: Made) -> Any:
+    def _zeros_of(self, x: Derived) -> Any:
         """Return the zeros of what is scanned over.  Only the slices of a whole parameter have gradients whose squared norms add up."""
         leaves = leaves_of([x])
-        whole = x.same_norm and all(leaf.zeros is None and leaf.depth == self._depth for leaf in leaves)
-        if not whole:
-            self.uses += [Use(leaf.root, "scan", "", Way.stored(), 2) for leaf in leaves]
+        is_parameter = x.same_norm and all(leaf.zeros is None and leaf.depth == self._depth for leaf in leaves)
+        if not is_parameter:
+            self.uses += [Use(leaf.root, "scan", "", None, 2) for leaf in leaves]
         found = tangents([x])
         return None if found is None else found[0]
 
@@ -242,7 +316,7 @@ def _traced(function: Callable, operands: Sequence[Any]) -> ClosedJaxpr:
 
 
 def _composed(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    """The results of an operation by its composition, in which products are apart."""
+    """The results of an operation by its composition, in which products are unfused."""
     operation, _ = owner[eqn.primitive]
     results = operation.composition(operation, Form.bind, dict(zip(operation.inputs, operands, strict=True)), eqn.params["static"])
     return [results[name] for name in eqn.params["wanted"]]

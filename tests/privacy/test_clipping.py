@@ -43,7 +43,7 @@ def test_values(name):
     close(aux.grad_norms, norms_of(found))
     close(total, clipped(found))
     assert (norms_of(found) > CLIP).any()
-    report = jaxext.privacy.explain(loss)(p, batch)
+    report = jaxext.privacy.explain_norms(loss)(p, batch)
     assert {each.name.strip("[]'") for each in report.stored} == STORED.get(name, set())
 
 
@@ -93,7 +93,11 @@ def test_labels_as_an_argument_of_their_own():
     close(jaxext.privacy.clipped_grad(loss, batch_argnums=(1, 2), **how)(P, *BATCH), jaxext.privacy.clipped_grad(LOSS, **how)(P, BATCH))
     fun, p, x, y = lambda p, x, y: jnp.sum(x @ p) * jnp.sum(y), jnp.ones(3), jnp.ones((4, 3)), np.ones(4)
     wanted = r"argument 2 is float64\[4\], as long as the batch, and batch_argnums is \(1,\), .* want batch_argnums=\(1, 2\);"
-    for called in (jaxext.privacy.clipped_grad(fun, l2_clip_norm=1.0), jaxext.privacy.per_example_norms(fun), jaxext.privacy.explain(fun)):
+    for called in (
+        jaxext.privacy.clipped_grad(fun, l2_clip_norm=1.0),
+        jaxext.privacy.per_example_norms(fun),
+        jaxext.privacy.explain_norms(fun),
+    ):
         with pytest.warns(UserWarning, match=wanted) as warned:
             called(p, x, y)
         assert [each.filename for each in warned] == [__file__]

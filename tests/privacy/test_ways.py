@@ -16,7 +16,7 @@ from jaxext.tuning.walk import walk
 
 
 def how(loss, p, *batch):
-    return {each.name: each.how for each in jaxext.privacy.explain(loss)(p, *batch).parameters}
+    return {each.name: each.how for each in jaxext.privacy.explain_norms(loss)(p, *batch).parameters}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_the_cheaper_form(rows, told):
 
 def test_what_the_report_says():
     loss, p, batch = LOSSES["mlp"]
-    report = jaxext.privacy.explain(loss)(p, batch)
+    report = jaxext.privacy.explain_norms(loss)(p, batch)
     assert [(each.name, each.shape, each.dtype, each.stored) for each in report.parameters[:2]] == [
         ("['first'][0]", (8, 12), "float64", False),
         ("['first'][1]", (12,), "float64", False),
@@ -53,7 +53,7 @@ def test_parameters_that_are_used_several_times():
     told = how(loss, p, batch)
     assert told["['w']"] == "gradients of all examples: it is used in each step of a scan"
     assert told["['inner']"] == "gradients of all examples: it is used 2 times" and told["['head']"] == "|x| |y|"
-    report = jaxext.privacy.explain(loss)(p, batch)
+    report = jaxext.privacy.explain_norms(loss)(p, batch)
     assert str(report).endswith("gradients written for each example: 256 numbers")
 
 
