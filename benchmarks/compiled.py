@@ -29,7 +29,7 @@ import jaxext
 from jaxext import kernels
 from jaxext.backends.triton.repairs import repaired
 from jaxext.kernels.launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
-from jaxext.verify import cases, contact_list
+from jaxext.verify import cases
 
 from .alignment import aligned, dtypes_of, widest
 from .compiled_problems import COMPILED, KERNELS
@@ -79,7 +79,7 @@ def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (),
     lacking = {module.name for module in pkgutil.iter_modules(kernels.__path__) if module.ispkg} - {*KERNELS}
     for arch in archs or (90,):
         with jaxext.use_target(f"sm_{arch}"):
-            sampled, _ = cases.listed(contact_list.contacts(lacking), "cuda", ["triton"])
+            sampled, _ = cases.listed(cases.contacts(lacking), "cuda", ["triton"])
         for sample in sampled:
             if kernel in ("", sample.family) and substring in sample.contact:
                 plan: Any = sample.plan

@@ -31,7 +31,7 @@ from jaxext.ops.matmul.cuda import CudaMatmul
 from jaxext.ops.matmul.triton import TritonMatmul
 from jaxext.tables import environment, record, table_file
 from jaxext.tables.table_format import Context, Entry, Verified
-from jaxext.verify import cases, contact_list
+from jaxext.verify import cases
 
 from . import code_digest, compiled
 
@@ -49,7 +49,7 @@ def digests(kinds: Iterable[str], arch: int, device: str) -> dict[str, str]:
     asked = set(kinds)
     launched: dict[str, list[Launched]] = {kind: [] for kind in asked if kind.startswith("triton ")}
     with jaxext.use_target(f"sm_{arch}"), use_device(device):
-        listed, _ = cases.listed(contact_list.contacts(), "cuda", ["triton"] if launched else [])
+        listed, _ = cases.listed(cases.contacts(), "cuda", ["triton"] if launched else [])
     for case in listed:
         plan: Any = case.plan
         if case.key in launched:

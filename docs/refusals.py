@@ -14,12 +14,12 @@ import jax
 
 import jaxext
 from jaxext.tables import record
-from jaxext.verify import contact_list
+from jaxext.verify import cases
 
 PATH = pathlib.Path(__file__).parent / "operations" / "refusals.json"
 
 # page -> the calls of its table: PAGES of each operation's cases.py
-CALLS = {page: calls for operation in contact_list.OPERATIONS for page, calls in contact_list.cases(operation).PAGES.items()}
+CALLS = {page: calls for operation in cases.OPERATIONS for page, calls in cases.cases_module(operation).PAGES.items()}
 
 
 def words(call, named):

@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from jaxext._messages import aligned
+
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4", "complex64", "complex128"),
@@ -126,18 +128,16 @@ def plain(data: Any) -> Any:
 def show(*tables: Grid | str) -> None:
     """Print tables and texts.  On a terminal cells are folded to fit, long ones first, and a few words have a colour (unless NO_COLOR is
     set); otherwise each row is one line of any length."""
-    draw = _fitted if sys.stdout.isatty() else _lines
+    draw = _fitted if sys.stdout.isatty() else as_lines
     for table in tables:
         print(draw(table), end="\n\n" if table is not tables[-1] else "\n")
 
 
-def _lines(table: Grid | str) -> str:
+def as_lines(table: Grid | str) -> str:
     if isinstance(table, str):
         return table
     rows = [[" ".join(str(cell).splitlines()) for cell in cells] for cells in (table.columns, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([table.title, *lines] if table.columns else [table.title])
+    return "\n".join([table.title, *(aligned(rows) if table.columns else [])])
 
 
 def _coloured(text: str):

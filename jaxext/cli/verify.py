@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import datetime
 import importlib
-import io
 import os
 import pathlib
 import subprocess
@@ -17,12 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+import jax
+
 from jaxext._messages import counted
-from jaxext.cli.terminal import Failure, Grid, UsageError, count, show
+from jaxext._target import compute_capability
+from jaxext.cli.terminal import Failure, Grid, UsageError, as_lines, count, show
 from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import Entry
-from jaxext.verify import contact_list, evidence, marks
-from jaxext.verify.cases import Case, listed
+from jaxext.verify import results
+from jaxext.verify.cases import IMPLEMENTATIONS, Case, listed
 from jaxext.verify.controller import Controller, Limits, NoWorker, Task, command
 from jaxext.verify.events import FAILED, Log, Past, Verdict, counts, is_alike, read
 
@@ -40,7 +42,7 @@ TRIAL_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--family", nargs="+", metavar="NAME", help="only kernels of these families, as in the table")
-    add("--implementation", choices=contact_list.IMPLEMENTATIONS, help="only this one's")
+    add("--implementation", choices=IMPLEMENTATIONS, help="only this one's")
     add("--only", nargs="+", metavar="TEXT", help="only cases with one of these texts in their names")
     add("--again", metavar="FILE", help="only cases that these events (of --json) do not call right")
     add("--minutes", type=float, default=3, metavar="M", help="within which everything ends (default: %(default)s)")
@@ -70,8 +72,11 @@ def verify(options) -> int:
     elif reason := _no_gpu():
         print(f"python -m jaxext: verify: {reason}; --trial tries the command on a CPU", file=sys.stderr)
         return 2
-    module = importlib.import_module("jaxext.verify.stand_ins") if options.trial else contact_list
-    past = _past(options.again)
+    module = importlib.import_module(f"jaxext.verify.{'stand_ins' if options.trial else 'cases'}")
+    try:
+        past = read(options.again) if options.again else Past({}, {}, {})
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--again: {error}") from None
     events = options.json
     if not options.trial and not options.list:
         _check_writable()
@@ -87,7 +92,7 @@ def verify(options) -> int:
             controller.start()  # workers start while the cases are listed
         implementations = [name for name in module.IMPLEMENTATIONS if options.implementation in (None, name)]
         cases, refusals = listed(module.contacts(), module.PLATFORM, implementations)
-        chosen = [case for case in _again(cases, past) if _is_chosen(case, options)]
+        chosen = _chosen(options, cases, past)
         if options.list:
             show(Grid(counted(len(chosen), "case"), ("case", "kind"), [(case.name, case.kind) for case in chosen]))
             show(*(f"{each.implementation} refuses {each.op} of {each.contact}: {each.reason}" for each in refusals))
@@ -124,7 +129,7 @@ def _run(options, log: Log, controller: Controller, module: ModuleType, cases: l
         wrong = module.failures(verdicts, {case.name: case.implementation for case in cases})
         print("\n".join(["Everything was reported as what it is."] if not wrong else wrong))
         return status or (1 if wrong else 0)
-    _store(options, evidence.verified(cases, {**(past.alike if _is_of_here(past) else {}), **verdicts}))
+    _store(options, results.verified(cases, {**(past.alike if _is_of_here(past) else {}), **verdicts}))
     return status or (1 if any(verdict.outcome in FAILED for verdict in verdicts.values()) else 0)
 
 
@@ -135,16 +140,12 @@ def _controller(options, log: Log, module: ModuleType) -> Controller:
     else:
         env["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     limits = TRIAL if options.trial else Limits(total=max(1.0, options.minutes * 60 - CLOSING_S))
-    workers = options.workers or max(1, min(MOST_WORKERS, environment.cores() - 2, MOST_WORKERS if options.trial else _fitting()))
+    workers = options.workers
+    if not workers:
+        stats = {} if options.trial else jax.local_devices(backend="cuda")[0].memory_stats() or {}
+        fitting = stats.get("bytes_limit", MOST_WORKERS * WORKER_BYTES) // WORKER_BYTES  # for which the GPU has memory
+        workers = max(1, min(MOST_WORKERS, environment.cores() - 2, fitting))
     return Controller(log, command(module.__name__), workers=max(2, workers) if options.trial else workers, env=env, limits=limits)
-
-
-def _fitting() -> int:
-    """The number of workers for which the GPU has memory, if it says how much it has."""
-    import jax
-
-    stats = jax.local_devices(backend="cuda")[0].memory_stats() or {}
-    return stats.get("bytes_limit", MOST_WORKERS * WORKER_BYTES) // WORKER_BYTES
 
 
 def _no_gpu() -> str | None:
@@ -153,31 +154,17 @@ def _no_gpu() -> str | None:
         environment.capability("cuda")
     except RuntimeError as error:
         return f"jax finds no GPU here ({str(error).strip().partition(chr(10))[0]})"
-    from jaxext._target import compute_capability
-
     return None if compute_capability("cuda") else "the GPUs here have several compute capabilities: set CUDA_VISIBLE_DEVICES to one"
 
 
-def _is_chosen(case: Case, options) -> bool:
-    return (not options.family or case.family in options.family) and (not options.only or any(text in case.name for text in options.only))
-
-
-def _past(path: str | None) -> Past:
-    if path is None:
-        return Past({}, {}, {})
-    try:
-        return read(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--again: {error}") from None
-
-
-def _again(cases: list[Case], past: Past) -> list[Case]:
-    """The cases that the past does not call right; of other code or another device, all cases of their kinds."""
+def _chosen(options, cases: list[Case], past: Past) -> list[Case]:
+    """The cases that the options name and the past does not call right; of other code or another device, all cases of their kinds."""
     left = [case for case in cases if case.name not in past.verdicts or past.verdicts[case.name].outcome != "right"]
-    if not past.verdicts or _is_of_here(past):
-        return left
-    kinds = {case.key for case in left}
-    return [case for case in cases if case.key in kinds]
+    if past.verdicts and not _is_of_here(past):
+        kinds = {case.key for case in left}
+        left = [case for case in cases if case.key in kinds]
+    families, texts = options.family or {case.family for case in left}, options.only or [""]
+    return [case for case in left if case.family in families and any(text in case.name for text in texts)]
 
 
 def _check_writable() -> None:
@@ -221,13 +208,11 @@ def _store(options, verified: Mapping[str, Any]) -> None:
 
 def _tell(cases: list[Case], verdicts: Mapping[str, Verdict], seconds: float) -> None:
     """The first failures and the table, in at most `ROOM` characters where that is no terminal."""
-    columns, rows = marks.table(cases, verdicts)
-    found = ", ".join(f"{number} {outcome}" for outcome, number in counts(verdicts.values()).items()) or "none finished"
-    title = f"{counted(len(cases), 'case')} in {seconds:.0f} s: {found}"
-    with contextlib.redirect_stdout(io.StringIO()) as table:  # lines of any length, as where there is no terminal
-        tables = Grid(title, columns, rows), marks.LEGEND, *marks.graphs(verdicts.values())
-        show(*tables)
-    for line in marks.failures(cases, verdicts, max(1000, ROOM - len(table.getvalue()))):
+    columns, rows = results.table(cases, verdicts)
+    title = f"{counted(len(cases), 'case')} in {seconds:.0f} s: {counts(verdicts.values()) or 'none finished'}"
+    tables = Grid(title, columns, rows), results.LEGEND, *results.graphs(verdicts.values())
+    room = ROOM - sum(len(as_lines(table)) + 2 for table in tables)
+    for line in results.failures(cases, verdicts, max(1000, room)):
         print(line)
     show(*tables)
 
@@ -236,8 +221,8 @@ def _nvidia_smi() -> str:
     """The driver and the clocks of the GPUs, or why they are not known."""
     query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
     try:
-        asked = ["nvidia-smi", f"--query-gpu={query}", "--format=csv"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         return f"unknown: {type(error).__name__}: {error}"
 
@@ -246,7 +231,16 @@ def _nvidia_smi() -> str:
 def _progress(total: int) -> Iterator[Callable[[Controller], object]]:
     """A bar on a terminal, otherwise a line from time to time."""
     if not sys.stderr.isatty():
-        yield _Lines(total)
+        last = time.monotonic()
+
+        def print_line(controller: Controller) -> None:
+            nonlocal last
+            if (now := time.monotonic()) - last >= LINE_S:
+                last = now
+                found = f"{len(controller.log.verdicts)} of {total}, {_words(controller)}"
+                print(f"{now - controller.log.start:.0f} s: {found}", file=sys.stderr, flush=True)
+
+        yield print_line
         return
     import rich.console
     import rich.progress
@@ -254,27 +248,8 @@ def _progress(total: int) -> Iterator[Callable[[Controller], object]]:
     bar = rich.progress.Progress(console=rich.console.Console(stderr=True), transient=True)
     with bar:
         task = bar.add_task("verify", total=total)
-        yield lambda controller: bar.update(task, completed=_done(controller), description=_words(controller))
-
-
-@dataclasses.dataclass
-class _Lines:
-    total: int
-    last: float = dataclasses.field(default_factory=time.monotonic)
-
-    def __call__(self, controller: Controller) -> None:
-        if time.monotonic() - self.last >= LINE_S:
-            self.last = time.monotonic()
-            print(
-                f"{self.last - controller.log.start:.0f} s: {_done(controller)} of {self.total}, {_words(controller)}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-
-def _done(controller: Controller) -> int:
-    return len(controller.log.verdicts)
+        yield lambda controller: bar.update(task, completed=len(controller.log.verdicts), description=_words(controller))
 
 
 def _words(controller: Controller) -> str:
-    return ", ".join(f"{number} {outcome}" for outcome, number in counts(controller.log.verdicts.values()).items()) or "starting"
+    return counts(controller.log.verdicts.values()) or "starting"

@@ -1,19 +1,25 @@
-"""The cases of a list of contacts: each a product, an implementation and a config.
+"""The contacts, by which kernels meet a GPU for the first time, and their cases: each a product, an implementation and a config.
 
-Every equation of a contact that is a product gives its `Call`, as for `explain`.  For each implementation that plans it there is a case
-with the picked config.  Of cases that differ in sizes alone, the first counts.  The first of each kind has one more with another tile,
-except in float16 and float32, whose kernels are those of bfloat16 with other instructions, unless it would run small tiles alone.
+The contacts are those of each operation's `cases.py`, in the order of jaxext's imports.  Every equation of a contact that is a product
+gives its `Call`, as for `explain`.  For each implementation that plans it there is a case with the picked config.  Of cases that differ in
+sizes alone, the first counts.  The first of each kind has one more with another tile, except in float16 and float32, whose kernels are
+those of bfloat16 with other instructions, unless it would run small tiles alone.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
+import pkgutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
 
+from jaxext import ops
 from jaxext.backends.kernel import KernelPlan
 from jaxext.core.call import Call
 from jaxext.core.contact import Contact
@@ -23,6 +29,9 @@ from jaxext.core.implementation import Implementation, Plan
 from jaxext.tuning.explain import call_of
 from jaxext.tuning.walk import walk
 
+PLATFORM, IMPLEMENTATIONS = "cuda", ("triton", "cuda")  # where and by which kernels contacts are checked
+_folders = [importlib.import_module(f"jaxext.ops.{module.name}").__name__ for module in pkgutil.iter_modules(ops.__path__)]
+OPERATIONS = [name.rpartition(".")[2] for name in sys.modules if name in _folders]
 ANOTHER = "another tile"
 _BOTH_TILES = ("bf16", "i8", "i4", "fp8")  # dtypes of kinds with a second tile
 _SMALL = 64 * 64  # elements of the largest tile that is small
@@ -63,6 +72,15 @@ class Refusal:
     implementation: str
     op: str
     reason: str
+
+
+def cases_module(operation: str) -> ModuleType:
+    return importlib.import_module(f"jaxext.ops.{operation}.cases")
+
+
+def contacts(operations: Iterable[str] = OPERATIONS) -> list[Contact]:
+    """The contacts of some operations, or of all, by name once each."""
+    return [contact for operation in operations for contact in cases_module(operation).contacts()]
 
 
 def calls_of(contact: Contact, platform: str) -> Iterator[tuple[Family, Call]]:

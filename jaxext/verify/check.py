@@ -61,7 +61,7 @@ def check(case: Case, launched: Callable[[], object] = lambda: None) -> Right:
     call, exact = case.call, is_exact(case)
     try:
         normal, integers = random_operands.of(call), random_operands.of(call, integers=True)
-        right, magnitudes, of_integers = _truths(case, normal, [_size(x) for x in normal], integers)
+        right, magnitudes, integer_results = _truths(case, normal, [_size(x) for x in normal], integers)
     except Exception as error:
         raise Unchecked(f"no truth: {type(error).__name__}: {error}") from error
     lowered = jax.jit(truth.alone(case.plan, case.config)).lower(*normal)
@@ -69,7 +69,7 @@ def check(case: Case, launched: Callable[[], object] = lambda: None) -> Right:
     program = lowered.compile(timing.UNCAPTURED if on_gpu else None)
     launched()
     if exact:
-        _compare("integers", _run(case, program, integers), [laws.exact] * len(of_integers), of_integers)
+        _compare("integers", _run(case, program, integers), [laws.exact] * len(integer_results), integer_results)
     near = [functools.partial(laws.near, magnitudes=size, **allowance(case)) for size in magnitudes]
     got = _run(case, program, normal)
     norm, worst = _compare("numbers", got, near, right)
@@ -83,7 +83,7 @@ def check(case: Case, launched: Callable[[], object] = lambda: None) -> Right:
     for number in range(REPLAYS):
         _same("graph", f"run {number + 1}", _run(case, recorded, normal), got)
     if exact:
-        _compare("graph", _run(case, recorded, integers), [laws.exact] * len(of_integers), of_integers)
+        _compare("graph", _run(case, recorded, integers), [laws.exact] * len(integer_results), integer_results)
     return Right(norm, worst, reason or f"held {number}")
 
 
@@ -115,13 +115,13 @@ def allowance(case: Case) -> dict[str, float]:
         return {"stray": laws.SUMS}
     multiplied = case.plan.implementation.multiplied(problem)  # type: ignore[attr-defined]
     factors = problem.dtypes[:2]
-    of_factors = laws.STRAY.get(multiplied, laws.SUMS) if "fp32" in factors else laws.SUMS
+    split_stray = laws.STRAY.get(multiplied, laws.SUMS) if "fp32" in factors else laws.SUMS
     eight_bits = all(name.startswith("fp8") for name in factors)
-    stray = laws.IN_REGISTERS if multiplied == "bf16" else laws.EIGHT_BITS if eight_bits else of_factors
+    stray = laws.IN_REGISTERS if multiplied == "bf16" else laws.EIGHT_BITS if eight_bits else split_stray
     epilogue = getattr(problem, "epilogue", None)
     if epilogue is None or epilogue.activation is None:
         return {"stray": stray}
-    return {"stray": 4 * stray, "roundings": 2, "of_largest": laws.FUSED}
+    return {"stray": 4 * stray, "roundings": 2, "largest": laws.FUSED}
 
 
 def _truths(case: Case, *sets: Sequence[jax.Array]) -> Iterator[list[np.ndarray]]:

@@ -12,11 +12,12 @@ import dataclasses
 import itertools
 import json
 import os
-import selectors
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
@@ -56,40 +57,35 @@ class NoWorker(Exception):
 
 
 class _Worker:
-    def __init__(self, number: int, command: Sequence[str], env: dict[str, str], limit: float):
+    """A process, whose events a thread puts into `events`, with the worker; None is its end."""
+
+    def __init__(self, number: int, command: Sequence[str], env: dict[str, str], limit: float, events: queue.SimpleQueue):
         self.number = number
         self.stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it ends with the worker)
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.stderr, env=env)
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
+        self.process: Any = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.stderr, env=env)
         self.ready, self.fresh, self.launched = False, True, False
         self.begun, self.words, self.deadline = 0.0, 0, time.monotonic() + limit
-        self._rest = b""
         self.task: Task | None = None
+        threading.Thread(target=self._read, args=(events,), daemon=True).start()
+
+    def _read(self, events: queue.SimpleQueue) -> None:
+        try:
+            with self.process.stdout as lines:
+                for line in lines:
+                    if line.endswith(b"\n"):  # the last one may be cut off
+                        events.put((self, json.loads(line)))
+        finally:
+            events.put((self, None))
 
     def begin(self, task: Task, limits: Limits) -> None:
         self.task, self.launched, self.begun = task, False, time.monotonic()
         self.words = os.fstat(self.stderr.fileno()).st_size
         self.deadline = self.begun + (task.limit or (limits.first if self.fresh else limits.each))
         self.fresh = False
-        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # then it died, which its stdout tells
             self.process.stdin.write(json.dumps({"case": task.case, "contact": task.contact}).encode() + b"\n")
             self.process.stdin.flush()
-
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Its events, and whether it has ended."""
-        assert self.process.stdout is not None
-        read, ended = self._rest, False
-        while not ended:
-            try:
-                more = os.read(self.process.stdout.fileno(), 1 << 16)
-            except BlockingIOError:
-                break
-            read, ended = read + more, not more
-        *lines, self._rest = read.split(b"\n")
-        return [json.loads(line) for line in lines], ended
 
     def last_words(self) -> str:
         """The beginning and the end of what it wrote to stderr since its case began."""
@@ -104,15 +100,15 @@ class _Worker:
         return self.last_words()
 
     def kill(self, seconds: float = WAIT_S) -> str:
-        """End it, and say how it ended."""
+        """End it, and return how it ended."""
         self.process.kill()
         try:
             code = self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:  # a driver holds it
             return "no end after SIGKILL"
-        for file in (self.process.stdin, self.process.stdout, self.stderr):
+        for file in (self.process.stdin, self.stderr):
             with contextlib.suppress(BrokenPipeError):
-                file.close()  # type: ignore[union-attr]
+                file.close()
         return f"status {code}" if code >= 0 else signal.Signals(-code).name
 
 
@@ -127,9 +123,8 @@ class Controller:
         self.progress: Callable[[Controller], object] = lambda controller: None
         self._workers: dict[int, _Worker] = {}  # number -> worker
         self._kills: collections.Counter[str] = collections.Counter()
-        self._failed_starts, self._words = 0, ""
-        self._alone = False
-        self._selector = selectors.DefaultSelector()
+        self._failed_starts, self._alone = 0, False
+        self._events: queue.SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = queue.SimpleQueue()
 
     @property
     def running(self) -> list[Task]:
@@ -176,45 +171,42 @@ class Controller:
         else:
             self.start()
         for worker in [*self._workers.values()]:
-            queue = self.suspects if self._alone and not self.running else self.waiting
-            if worker.ready and worker.task is None and queue:
-                self._begin(worker, queue.popleft())
+            tasks = self.suspects if self._alone and not self.running else self.waiting
+            if worker.ready and worker.task is None and tasks:
+                task, alone = tasks.popleft(), {"alone": True} if self._alone else {}
+                self.log.write("begun", case=task.case, kind=task.kind, worker=worker.number, **alone)
+                worker.begin(task, self.limits)
         deadlines = [worker.deadline for worker in self._workers.values() if not worker.ready or worker.task is not None]
         wait = min([TICK_S, self._time_left(), *(deadline - time.monotonic() for deadline in deadlines)])
-        for key, _ in self._selector.select(max(0.0, wait)):
-            self._heard(key.data)
+        with contextlib.suppress(queue.Empty):
+            self._heard(*self._events.get(timeout=max(0.0, wait)))
+            while True:
+                self._heard(*self._events.get_nowait())
         for worker in [*self._workers.values()]:
             if (not worker.ready or worker.task is not None) and time.monotonic() >= worker.deadline:
                 self._late(worker)
 
     def _spawn(self) -> None:
         number = next(number for number in itertools.count() if number not in self._workers)
-        worker = self._workers[number] = _Worker(number, self._command, self._env, self.limits.start)
-        self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+        worker = self._workers[number] = _Worker(number, self._command, self._env, self.limits.start, self._events)
         self.log.write("started", worker=number, pid=worker.process.pid)
 
-    def _begin(self, worker: _Worker, task: Task) -> None:
-        self.log.write("begun", case=task.case, kind=task.kind, worker=worker.number, **({"alone": True} if self._alone else {}))
-        worker.begin(task, self.limits)
-
-    def _heard(self, worker: _Worker) -> None:
-        if worker.number not in self._workers or self._workers[worker.number] is not worker:
+    def _heard(self, worker: _Worker, event: dict[str, Any] | None) -> None:
+        if self._workers.get(worker.number) is not worker:
             return
-        events, ended = worker.read()
-        for event in events:
-            name = event.pop("event")
-            if name == "ready":
-                worker.ready, self._failed_starts = True, 0
-            elif name == "launched":
-                worker.launched = True
-                self.log.write(name, case=worker.task and worker.task.case, worker=worker.number)
-            else:
-                self._done(worker, name, event)
-                if event.get("lost") and not ended:
-                    self._end(worker)  # a kernel that failed spoilt the device for the process
-                    return
-        if ended:
+        if event is None:
             self._died(worker)
+            return
+        name = event.pop("event")
+        if name == "ready":
+            worker.ready, self._failed_starts = True, 0
+        elif name == "launched":
+            worker.launched = True
+            self.log.write(name, case=worker.task and worker.task.case, worker=worker.number)
+        else:
+            self._done(worker, name, event)
+            if event.get("lost"):
+                self._end(worker)  # a kernel that failed spoilt the device for the process
 
     def _late(self, worker: _Worker) -> None:
         if worker.task is None:
@@ -228,23 +220,20 @@ class Controller:
         words = worker.last_words()
         if worker.task is None:
             self._failed(worker, words)
-            return
-        task = worker.task
-        how = self._end(worker)
-        self._done(worker, "died", {"exit": how, "stderr": words, "launched": worker.launched}, task)
+        else:
+            self._done(worker, "died", {"exit": self._end(worker), "stderr": words, "launched": worker.launched})
 
     def _failed(self, worker: _Worker, words: str) -> None:
         """A worker ended without a case."""
-        self._words = words
         self._failed_starts += 1
         self.log.write("died", worker=worker.number, exit=self._end(worker), stderr=words)
         if self._failed_starts >= STARTS:
             self._number = len(self._workers)  # the device has no memory for more, say
         if self._number == 0:
-            raise NoWorker(self._words)
+            raise NoWorker(words)
 
-    def _done(self, worker: _Worker, outcome: str, event: dict[str, Any], task: Task | None = None) -> None:
-        task, worker.task = task or worker.task, None
+    def _done(self, worker: _Worker, outcome: str, event: dict[str, Any]) -> None:
+        task, worker.task = worker.task, None
         assert task is not None and outcome in FINAL
         killed = outcome in ("hung", "died")
         if self._alone:
@@ -260,7 +249,6 @@ class Controller:
                 self.waiting = collections.deque([each for each in self.waiting if each.kind != task.kind] + last)
 
     def _end(self, worker: _Worker, seconds: float = WAIT_S) -> str:
-        self._selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
         del self._workers[worker.number]
         return worker.kill(seconds)
 

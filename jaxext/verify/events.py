@@ -41,7 +41,7 @@ class Verdict:
     def reason(self) -> str:
         """The reason in words, in a line or several."""
         event = self.event
-        said = {
+        reasons = {
             "wrong": f"{event.get('check')}: {event.get('reason')}",
             "refused": event.get("reason"),
             "raised": "\n  ".join([f"{event.get('type')}: {event.get('reason')}", *event.get("frames", [])]),
@@ -49,7 +49,7 @@ class Verdict:
             "died": "\n  ".join(filter(None, [f"the process ended with {event.get('exit')}", event.get("stderr")])),
         }
         again = {None: "", True: " (alone, too)", False: " (not alone)"}[event.get("reproducible")]
-        return str(said.get(self.outcome, "")) + again
+        return str(reasons.get(self.outcome, "")) + again
 
 
 class Log:
@@ -61,11 +61,10 @@ class Log:
         self._file = None if path is None else open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
 
     def write(self, event: str, **more: Any) -> None:
-        told = {"event": event, **more, "at": round(time.monotonic() - self.start, 2)}
+        line = {"event": event, **more, "at": round(time.monotonic() - self.start, 2)}
         if self._file is not None:
-            self._file.write(json.dumps(told) + "\n")
-            self._file.flush()
-        _take(self.verdicts, told)
+            print(json.dumps(line), file=self._file, flush=True)
+        _take(self.verdicts, line)
 
     def close(self) -> None:
         if self._file is not None:
@@ -128,7 +127,7 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
 
 
-def counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """The number of each outcome, of those that occur."""
+def counts(verdicts: Iterable[Verdict]) -> str:
+    """The number of each outcome that occurs, such as "3 right, 1 died"."""
     outcomes = [verdict.outcome for verdict in verdicts]
-    return {outcome: number for outcome in FINAL if (number := outcomes.count(outcome))}
+    return ", ".join(f"{number} {outcome}" for outcome in FINAL if (number := outcomes.count(outcome)))

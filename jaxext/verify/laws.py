@@ -32,13 +32,11 @@ def exact(got: np.ndarray, truth: np.ndarray) -> str | None:
     return _first(got != rounded, got, rounded)
 
 
-def near(
-    got: np.ndarray, truth: np.ndarray, magnitudes: np.ndarray, stray: float, roundings: float = 1, of_largest: float = 0
-) -> str | None:
+def near(got: np.ndarray, truth: np.ndarray, magnitudes: np.ndarray, stray: float, roundings: float = 1, largest: float = 0) -> str | None:
     """None if every element is within `stray` of the sum of its magnitudes and `roundings` of the result, or a sentence about the first
     that is not.
 
-    `of_largest` allows each element so much of the largest one besides.  Integers must be exact.
+    `largest` allows each element so much of the largest one besides.  Integers must be exact.
     """
     if is_integer(got.dtype):
         return exact(got, truth)
@@ -46,8 +44,8 @@ def near(
         return reason
     info = ml_dtypes.finfo(got.dtype)
     allowed = stray * magnitudes + roundings * float(info.eps) / 2 * (1 + stray) * np.abs(truth) + float(info.smallest_subnormal)
-    if of_largest and truth.size:
-        allowed = allowed + of_largest * np.abs(truth).max()
+    if largest and truth.size:
+        allowed = allowed + largest * np.abs(truth).max()
     return _first(np.abs(wide(got) - truth) > allowed, got, truth.astype(got.dtype))
 
 
@@ -55,10 +53,9 @@ def errors(got: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
     """The relative error in the norm, and the largest difference over the largest element of the truth; NaN stays NaN."""
     if not truth.size:
         return 0.0, 0.0
-    difference = wide(got) - wide(truth)
-    sizes = [(np.linalg.norm(x.ravel()), np.abs(x).max()) for x in (difference, wide(truth))]
+    sizes = [(np.linalg.norm(x.ravel()), np.abs(x).max()) for x in (wide(got) - wide(truth), wide(truth))]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return tuple(0.0 if of == 0 else float(of / whole) for of, whole in zip(*sizes, strict=True))  # type: ignore[return-value]
+        return tuple(0.0 if difference == 0 else float(difference / size) for difference, size in zip(*sizes, strict=True))  # type: ignore[return-value]
 
 
 def wide(x: Any) -> np.ndarray:

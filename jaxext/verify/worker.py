@@ -47,9 +47,9 @@ def main() -> int:
 
     tell("ready")
     while (line := lines.get()) is not None:
-        asked = json.loads(line)
+        task = json.loads(line)
         report = _checked(
-            lambda asked=asked: cases.named(contacts[asked["contact"]], asked["case"], module.PLATFORM, module.IMPLEMENTATIONS),
+            lambda task=task: cases.named(contacts[task["contact"]], task["case"], module.PLATFORM, module.IMPLEMENTATIONS),
             lambda: tell("launched"),
         )
         tell(**report)

@@ -184,10 +184,10 @@ def test_what_a_machine_verified_is_added(code, path, tmp_path):
 
 def test_digests_are_those_of_the_cases(monkeypatch):
     """Of a small list: the real kernels, compiled."""
-    from jaxext.verify import contact_list
+    from jaxext.verify import cases
 
-    contacts = [contact for contact in contact_list.contacts() if "depthwise" in contact.name][:1]
-    monkeypatch.setattr(contact_list, "contacts", lambda: contacts)
+    contacts = [contact for contact in cases.contacts() if "depthwise" in contact.name][:1]
+    monkeypatch.setattr(cases, "contacts", lambda: contacts)
     devices, digest = set(), record._digest
     with monkeypatch.context() as patched:
         patched.setattr(record, "_digest", lambda job: devices.add(job[1].device) or digest(job))

@@ -128,9 +128,9 @@ def test_tools_find_the_operation(tree):
     code = """
 import json, jaxext
 from jaxext.benchmarks import compiled
-from jaxext.verify import cases, contact_list
+from jaxext.verify import cases
 with jaxext.use_target("sm_90a"):
-    found, _ = cases.listed(contact_list.contacts(), "cuda", ["triton"])
+    found, _ = cases.listed(cases.contacts(), "cuda", ["triton"])
 print(json.dumps([[case.key for case in found if case.family == "rowscale"], [each.kernel for each in compiled.programs("rowscale")]]))
 """
     verified, compiled = json.loads(python(tree, "-c", code))

@@ -11,23 +11,23 @@ from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.kernel import KernelPlan
 from jaxext.benchmarks.problems import PROBLEMS
 from jaxext.core.contact import Contact
-from jaxext.verify import cases, contact_list
+from jaxext.verify import cases
 
 ROOT = pathlib.Path(__file__).parents[2]
-KERNELS = [name for name in contact_list.IMPLEMENTATIONS if name != "cuda" or not cuda_binding.missing()]
+KERNELS = [name for name in cases.IMPLEMENTATIONS if name != "cuda" or not cuda_binding.missing()]
 
 
 @pytest.fixture(scope="module")
 def found():
     """The cases for an H100, by the kernels that are here."""
     with jaxext.use_target("sm_90a"), jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        return cases.listed(contact_list.contacts(), "cuda", KERNELS)[0]
+        return cases.listed(cases.contacts(), "cuda", KERNELS)[0]
 
 
 def documented():
     """The calls on pages of the documentation."""
-    for operation in contact_list.OPERATIONS:
-        for calls in contact_list.cases(operation).PAGES.values():
+    for operation in cases.OPERATIONS:
+        for calls in cases.cases_module(operation).PAGES.values():
             yield from (call for call in calls if call.operands[0].dtype not in (jnp.float64, jnp.complex64))
 
 

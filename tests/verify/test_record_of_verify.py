@@ -1,5 +1,6 @@
 """What `python -m jaxext verify` stores, with workers that run no kernel: each case ends as its test says."""
 
+import contextlib
 import json
 import sys
 
@@ -13,7 +14,7 @@ from jaxext.cli.terminal import Failure
 from jaxext.core.contact import Contact, arrays
 from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import Context
-from jaxext.verify import cases, contact_list, marks
+from jaxext.verify import cases, results
 from jaxext.verify.events import read
 
 WORKER = """
@@ -36,7 +37,7 @@ def four_axes(x, w):
     return jaxext.conv_general_dilated(x, w, 4 * (1,), "VALID")
 
 
-def cases_of_gram(contacts=contact_list.contacts):
+def cases_of_gram(contacts=cases.contacts):
     return [contact for contact in contacts() if contact.name in ("gram bfloat16", "gram float16", "gram into float32")]
 
 
@@ -46,7 +47,7 @@ def run(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(table_file, "default_path", lambda: tmp_path / "cache/jaxext/tables.json")
     monkeypatch.setattr(verify, "_no_gpu", lambda: None)
     monkeypatch.setattr(active, "context", lambda platform: HERE)
-    monkeypatch.setattr(contact_list, "contacts", cases_of_gram)
+    monkeypatch.setattr(cases, "contacts", cases_of_gram)
 
     def ran(*arguments, wrong=()):
         monkeypatch.setattr(verify, "command", lambda module: [sys.executable, "-c", WORKER, *wrong])
@@ -95,7 +96,7 @@ def test_events_are_in_the_cache_unless_a_file_is_named(run):
 
 def test_what_an_implementation_refuses_is_in_the_events(run, tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
-    monkeypatch.setattr(contact_list, "contacts", lambda: [Contact("four axes", four_axes, FOUR_AXES), *cases_of_gram()])
+    monkeypatch.setattr(cases, "contacts", lambda: [Contact("four axes", four_axes, FOUR_AXES), *cases_of_gram()])
     assert run("--json", path)[0] == 0
     refused = [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == "refused"]
     assert [(event["implementation"], event["op"], event["reason"]) for event in refused if event["implementation"] == "triton"] == [
@@ -138,13 +139,13 @@ def test_cases_are_listed(run):
 
 
 def test_ctrl_c_ends_with_what_is_known(run, monkeypatch, tmp_path):
-    def interrupt(lines, controller):
+    def interrupt(controller):
         if len(controller.log.verdicts) >= 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify._Lines, "__call__", interrupt)
+    monkeypatch.setattr(verify, "_progress", lambda total: contextlib.nullcontext(interrupt))
     status, out = run("--json", tmp_path / "events.jsonl", wrong=["float16"])
-    assert status == 130 and marks.LEGEND in out and "not run" in out
+    assert status == 130 and results.LEGEND in out and "not run" in out
     assert len(read(tmp_path / "events.jsonl").verdicts) >= 2
 
 

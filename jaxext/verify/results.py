@@ -1,9 +1,12 @@
-"""The end of a verification in words: a table of marks for family, role and dtypes, and the first failure of each family."""
+"""The end of a verification: the record of verified kernels, and in words a table of marks and the first failure of each family."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from jaxext.tables.table_format import Verified
 from jaxext.verify.cases import Case
 from jaxext.verify.events import FAILED, Verdict
 
@@ -27,8 +30,8 @@ def table(cases: Iterable[Case], verdicts: Mapping[str, Verdict]) -> tuple[tuple
     rows = []
     for (family, role), each in sorted(marks.items()):
         cells = [_folded([f"{dtypes} {_mark(outcomes)}" for dtypes, outcomes in each.get(name, {}).items()]) for name in names]
-        for line in range(max(map(len, cells))):
-            rows.append((family, role, *(cell[line] if line < len(cell) else "" for cell in cells)))
+        for line in itertools.zip_longest(*cells, fillvalue=""):
+            rows.append((family, role, *line))
             family = role = ""
     return ("family", "role", *names), rows
 
@@ -61,8 +64,36 @@ def _mark(outcomes: Sequence[str | None]) -> str:
 
 
 def _folded(parts: Sequence[str]) -> list[str]:
-    lines = [""]
-    for part in parts:
-        longer = f"{lines[-1]}  {part}" if lines[-1] else part
-        lines[-1:] = [longer] if len(longer) <= WIDTH or not lines[-1] else [lines[-1], part]
+    lines = [parts[0]] if parts else [""]
+    for part in parts[1:]:
+        longer = f"{lines[-1]}  {part}"
+        lines[-1:] = [longer] if len(longer) <= WIDTH else [lines[-1], part]
     return lines
+
+
+def verified(cases: Iterable[Case], verdicts: Mapping[str, Verdict]) -> dict[str, Verified]:
+    """The entry of each kind in the record.
+
+    `cases` are all that there are, also those that did not run, each kind's most important first.  A kind of which a case failed is wrong.
+    One whose first case was not right is left out.  A case that did not come as far as its first launch in time says nothing, and neither
+    does one that the harness could not check.
+    """
+    kinds: dict[str, list[Case]] = {}
+    for case in cases:
+        kinds.setdefault(case.key, []).append(case)
+    found = {}
+    for kind, members in kinds.items():
+        each = [verdicts[case.name] for case in members if case.name in verdicts]
+        failed = any(verdict.outcome in FAILED and not _says_nothing(verdict) for verdict in each)
+        first = verdicts.get(members[0].name)
+        if failed or first is not None and first.outcome == "right":
+            # In words if it is no number in JSON.
+            errors = [float(verdict.event.get("errors", {}).get("norm", "nan")) for verdict in each if failed or verdict.outcome == "right"]
+            worst = max(errors) if all(map(math.isfinite, errors)) else None
+            compiler = members[0].plan.implementation.compiler()  # type: ignore[attr-defined]
+            found[kind] = Verified(right=not failed, error=worst, compiler=compiler)
+    return found
+
+
+def _says_nothing(verdict: Verdict) -> bool:
+    return verdict.outcome == "hung" and not verdict.event.get("launched") or bool(verdict.event.get("harness"))
