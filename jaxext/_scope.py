@@ -38,7 +38,7 @@ class Scope(contextlib.ContextDecorator, threading.local):
     creates a new one, on a stack per thread: a `threading.local` runs `__init__` in each thread.
 
     Args:
-      name: the public function that made it, for messages.
+      name: the public function that returns it, for messages.
       config: a `user_context`.
       value: hashable.
     """
@@ -78,14 +78,14 @@ def in_parentheses(example: str) -> Callable[[_Fun], _Fun]:
       example: a call, for the message.
     """
 
-    def of(make: _Fun) -> _Fun:
+    def decorate(make: _Fun) -> _Fun:
         @functools.wraps(make)
-        def made(*args, **kwargs):
+        def scope(*args, **kwargs):
             if len(args) == 1 and not kwargs and callable(args[0]):
                 name = make.__name__
                 raise TypeError(f"{name}: got {format_value(args[0])}, want parentheses: write @{example}")
             return make(*args, **kwargs)
 
-        return made  # type: ignore[return-value]
+        return scope  # type: ignore[return-value]
 
-    return of
+    return decorate

@@ -45,9 +45,7 @@ def use_target(arch: str | None) -> Scope:
     Raises:
       ValueError: `arch` is not such a name, or there is no GPU of this capability.
     """
-    if arch is None:
-        return Scope("use_target", _named, None)
-    return Scope("use_target", _named, _capability(arch))
+    return Scope("use_target", _named, None if arch is None else _capability(arch))
 
 
 def _capability(arch: str) -> int:

@@ -76,10 +76,10 @@ def _warn(policy: Callable | None, primitive, avals, params) -> None:
     if policy is None or getattr(policy, "__module__", None) != jax.checkpoint_policies.dots_saveable.__module__:
         return
     try:
-        asked = [ask(primitive, *avals, **params) for ask in (policy, seeing_products(policy))]
+        as_jaxext, as_lax = (answer(primitive, *avals, **params) for answer in (policy, seeing_products(policy)))
     except Exception:  # the user's part of a combined policy failed: jax will ask it next and report the error
         return
-    if asked[0] == asked[1]:
+    if as_jaxext == as_lax:
         return
     known = ("dots_saveable", "dots_with_no_batch_dims_saveable")
     name = next((name for name in known if getattr(jax.checkpoint_policies, name) is policy), None)

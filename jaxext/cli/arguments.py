@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import difflib
 import functools
 import importlib
@@ -56,29 +57,28 @@ def argument(text: str, leaf: Callable[[str], Any] | None = None) -> Any:
 
 
 def _pytree(node: ast.expr | None, source: str, leaf: Callable[[str], Any]) -> Any:
-    if isinstance(node, ast.List | ast.Tuple):
-        children = [_pytree(child, source, leaf) for child in node.elts]
-        return children if isinstance(node, ast.List) else tuple(children)
-    if isinstance(node, ast.Dict):
-        keys = [_key(key, source) for key in node.keys]
-        if len({*keys}) < len(keys) or len({*map(type, keys)}) > 1:
-            raise argparse.ArgumentTypeError(f"{_text(node, source)!r} has a key twice, or keys of two types")
-        return dict(zip(keys, (_pytree(value, source, leaf) for value in node.values), strict=True))
-    if _is_none(node):
-        return None
-    return leaf(node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else _text(node, source))
+    match node:
+        case ast.List(elts=children):
+            return [_pytree(child, source, leaf) for child in children]
+        case ast.Tuple(elts=children):
+            return tuple(_pytree(child, source, leaf) for child in children)
+        case ast.Dict():
+            keys = [_key(key, source) for key in node.keys]
+            if len({*keys}) < len(keys) or len({*map(type, keys)}) > 1:
+                raise argparse.ArgumentTypeError(f"{_text(node, source)!r} has a key twice, or keys of two types")
+            return dict(zip(keys, (_pytree(value, source, leaf) for value in node.values), strict=True))
+        case ast.Constant(value=None) | ast.Name(id="null"):
+            return None
+        case ast.Constant(value=str(text)):
+            return leaf(text)
+    return leaf(_text(node, source))
 
 
 def _key(node: ast.expr | None, source: str) -> Any:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
-        return node.value
+    match node:
+        case ast.Name(id=key) | ast.Constant(value=str(key) | int(key)):
+            return key
     raise argparse.ArgumentTypeError(f"{_text(node, source)!r} is no key of a dictionary, want a name or a number")
-
-
-def _is_none(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None or isinstance(node, ast.Name) and node.id == "null"
 
 
 def _text(node: ast.expr | None, source: str) -> str:
@@ -114,12 +114,12 @@ def function(name: str, arguments: Iterable) -> Callable:
     """Import `module:function`, and check that it accepts these arguments."""
     where, _, attributes = name.partition(":")
     if not all(part.isidentifier() for part in [*where.split("."), *attributes.split(".")]):
-        raise UsageError(f"{name!r} is no module:function, want such as {_of_file(where, attributes) or 'examples.digits:loss'}")
+        raise UsageError(f"{name!r} is no module:function, want such as {_from_path(where, attributes) or 'examples.digits:loss'}")
     try:
         found: Any = module(where)
     except UsageError as error:
-        of_file = _of_file(where, attributes)
-        raise UsageError(f"{error}; want a module, not its file: write {of_file}") if of_file else error from None
+        corrected = _from_path(where, attributes)
+        raise UsageError(f"{error}; want a module, not its file: write {corrected}") if corrected else error from None
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
             raise UsageError(f"{where} has no {attributes!r}{_nearest(attribute, found)}")
@@ -133,7 +133,7 @@ def function(name: str, arguments: Iterable) -> Callable:
     return found
 
 
-def _of_file(where: str, attributes: str) -> str | None:
+def _from_path(where: str, attributes: str) -> str | None:
     """Return what to write in place of `folder/mynet.py:loss`, or None if it does not name a file."""
     path = pathlib.PurePath(where)
     parts = path.with_suffix("").parts
@@ -149,7 +149,9 @@ def _nearest(name: str, where: Any) -> str:
 
 def module(name: str) -> ModuleType:
     """Import a module that is installed or in the working directory."""
-    here = _working_directory()
+    here = None
+    with contextlib.suppress(FileNotFoundError):
+        here = os.getcwd()
     if here and not sys.flags.safe_path and not {"", here} & {*sys.path}:
         sys.path.insert(0, here)
     try:
@@ -158,13 +160,6 @@ def module(name: str) -> ModuleType:
         if not error.name or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module exists, but imports one that does not
         raise UsageError(f"no module {error.name!r}, {_where(here)}") from None
-
-
-def _working_directory() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
 
 
 def _where(here: str | None) -> str:

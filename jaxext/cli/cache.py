@@ -72,20 +72,17 @@ def _kept(options, path: pathlib.Path) -> Sequence[table_format.Entry]:
 
 
 def _tell(options, path: pathlib.Path, entries: Sequence[table_format.Entry], here: table_format.Context | None) -> None:
-    told, rows = [], []
+    facts, rows = [], []
     for entry in entries:
         measured, known = str(entry.measured), ("device", "capability", "versions", "sources")
-        hold, why_not = (None, "there is no device here") if here is None else _holding(entry, here, path)
-        facts = {"measured": measured, "rows": len(entry.rows), "verified": len(entry.verified), "hold": hold, "why not": why_not}
-        told.append({name: getattr(entry, name) for name in known} | facts)
+        hold, why_not = None, "there is no device here"
+        if here is not None:
+            table = table_format.select((entry,), here, str(path))
+            hold, why_not = len(table.rows), table.ignored or (None if entry.place == here.place else "of another device")
+        numbers = {"measured": measured, "rows": len(entry.rows), "verified": len(entry.verified), "hold": hold, "why not": why_not}
+        facts.append({name: getattr(entry, name) for name in known} | numbers)
         versions = ", ".join(f"{name} {version}" for name, version in entry.versions.items())
         rows.append((entry.device, entry.capability or "-", versions, measured, len(entry.rows), len(entry.verified), hold, why_not or "-"))
     columns = ("device", "capability", "versions", "measured", "rows", "verified", "hold here", "why not")
     shown = Grid(str(path), columns, rows) if rows else Grid(f"{path}: nothing was measured", (), [])
-    tell(options, {"path": str(path), "entries": told}, shown)
-
-
-def _holding(entry: table_format.Entry, here: table_format.Context, path: pathlib.Path) -> tuple[int, str | None]:
-    """The number of rows that are valid on this machine, and the reason if not all are."""
-    table = table_format.select((entry,), here, str(path))
-    return len(table.rows), table.ignored or (None if entry.place == here.place else "of another device")
+    tell(options, {"path": str(path), "entries": facts}, shown)

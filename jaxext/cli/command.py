@@ -34,7 +34,7 @@ from jaxext.tables import environment, table_file
 from jaxext.tuning.tune import NOTHING, with_gradient
 
 INTERRUPTED = 130  # the shells' exit status for SIGINT
-OF_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # error numbers of a failed write
+OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # error numbers of a failed write
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     except Failure as error:
         return failed(str(error))
     except OSError as error:
-        if error.filename is not None or error.errno not in OF_OUTPUT:  # raised by the user's function
+        if error.filename is not None or error.errno not in OUTPUT_ERRORS:  # raised by the user's function
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushing the rest at exit must not fail again
         if error.errno == errno.EPIPE:  # the reader closed the pipe
@@ -110,19 +110,16 @@ def _info(options) -> int:
     found = facts(options.arch)
     world, devices = found["environment"], [(d["platform"], f"{d['count']} x {d['kind']}") for d in found["devices"]]
     here = world["versions"] | {name: world[name] for name in ("processor", "commit")}
-    alike: dict[tuple, list[str]] = {}  # the calls of which an implementation says the same
+    alike: dict[tuple, list[str]] = {}  # the calls for which an implementation has one state
     for row in found["implementations"]:
         alike.setdefault((row["platform"], row["implementation"], row["is"]), []).append(row["call"])
     columns = ("property", "value")
+    implementations = sorted((on, name, ", ".join(calls), state) for (on, name, state), calls in alike.items())
     tell(
         options,
         found,
         Grid("This machine", columns, [*_known(here), *devices]),
-        Grid(
-            "Implementations",
-            ("platform", "implementation", "of", "state"),
-            sorted((*key[:2], ", ".join(of), key[2]) for key, of in alike.items()),
-        ),
+        Grid("Implementations", ("platform", "implementation", "of", "state"), implementations),
         Grid("Table of measurements", columns, _known(found["table"])),
         Grid("Verified kernels", columns, _known(found["verified"])),
         Grid("CUDA kernels", columns, _known(found["build"])),
@@ -157,14 +154,9 @@ def _explain(options) -> int:
     fun = function(options.function, options.shapes)
     if options.backward and not jax.tree.leaves(options.shapes):
         raise UsageError("--backward: there is nothing to differentiate by, give a SHAPE for each argument")
-    with contextlib.ExitStack() as contexts:
-        contexts.enter_context(jaxext.use_target(options.arch))
-        contexts.enter_context(_products_of_lax(options))
-        if options.table:
-            contexts.enter_context(_use_table(options.table))
-        explanation = jaxext.explain(
-            with_gradient(fun) if options.backward else fun, platform=options.platform or ("cuda" if options.arch else None)
-        )(*options.shapes)
+    platform = options.platform or ("cuda" if options.arch else None)
+    with jaxext.use_target(options.arch), _products_of_lax(options), _table(options):
+        explanation = jaxext.explain(with_gradient(fun) if options.backward else fun, platform=platform)(*options.shapes)
     tell(options, dataclasses.asdict(explanation), str(explanation))
     return 0
 
@@ -173,9 +165,9 @@ def _products_of_lax(options) -> contextlib.AbstractContextManager:
     return jaxext.in_place_of_lax() if options.in_place_of_lax else contextlib.nullcontext()
 
 
-def _use_table(name: str):
+def _table(options) -> contextlib.AbstractContextManager:
     try:
-        return jaxext.use_table(None if name == "none" else name)
+        return jaxext.use_table(None if options.table == "none" else options.table) if options.table else contextlib.nullcontext()
     except FileNotFoundError as error:
         raise UsageError(f"--table: {error}") from None
 
@@ -245,15 +237,11 @@ def _tune(options) -> int:
 def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeStruct], bool]]:
     """The name, function and arguments of each, and whether its gradient counts."""
     if options.function:
-        asked = [name for name in ("tags", "only", "roles", "dtype", "full", "reduced", "quick") if getattr(options, name)]
-        if asked:
-            raise UsageError(f"a function was given, and --{asked[0]} chooses from the suite")
-        yield (
-            options.function,
-            function(options.function, options.shapes),
-            options.shapes,
-            options.backward and bool(jax.tree.leaves(options.shapes)),
-        )
+        for name in ("tags", "only", "roles", "dtype", "full", "reduced", "quick"):
+            if getattr(options, name):
+                raise UsageError(f"a function was given, and --{name} chooses from the suite")
+        backward = options.backward and bool(jax.tree.leaves(options.shapes))
+        yield options.function, function(options.function, options.shapes), options.shapes, backward
         return
     if options.in_place_of_lax:
         raise UsageError("--in-place-of-lax is for a module:function")

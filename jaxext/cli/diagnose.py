@@ -65,14 +65,14 @@ def doctor(options) -> int:
 def split_shape(text: str) -> jax.ShapeDtypeStruct:
     """Parse a shape whose axes may be split, such as f32[64@data,32,32,3].  Its mesh, which is not known yet, has sizes of 1."""
     text = re.sub(r"\s", "", text)
-    whole = shape(SPLIT.sub("", text))
+    unsplit = shape(SPLIT.sub("", text))
     axes = [match and tuple(match[1].split("+")) for match in map(SPLIT.search, text.partition("[")[2].split(","))]
     names = [name for each in axes for name in each or ()]
     if not names:
-        return whole
+        return unsplit
     if len({*names}) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} has an axis of the mesh twice")
-    return jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=NamedSharding(_mesh(dict.fromkeys(names, 1)), P(*axes)))
+    return jax.ShapeDtypeStruct(unsplit.shape, unsplit.dtype, sharding=NamedSharding(_mesh(dict.fromkeys(names, 1)), P(*axes)))
 
 
 def mesh(text: str) -> AbstractMesh:

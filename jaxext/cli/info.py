@@ -70,7 +70,7 @@ def _verified(arch: str | None) -> dict:
 
 
 def _build() -> dict[str, str]:
-    """Return how the CUDA kernels were built, if they were; otherwise where it is said how to get them."""
+    """Return how the CUDA kernels were built, if they were; otherwise the page that tells how to get them."""
     reason = cuda_binding.missing()
     facts = {"state": reason, "to get them": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
@@ -89,7 +89,7 @@ def check_device() -> None:
     try:
         jax.devices()
     except Exception as error:  # jax raises RuntimeError, or AssertionError without a message
-        asked = os.environ.get("JAX_PLATFORMS")
+        platforms = os.environ.get("JAX_PLATFORMS")
         why = str(error).strip().partition("\n")[0]
-        where = f"of the platforms that JAX_PLATFORMS names, {asked!r}, there is none here" if asked else "there is no device here"
+        where = f"of the platforms that JAX_PLATFORMS names, {platforms!r}, there is none here" if platforms else "there is no device here"
         raise Failure(f"jax: {where}{why and f' ({why})'}") from None

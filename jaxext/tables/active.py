@@ -193,10 +193,10 @@ def agree(role: str, table: Table | Record, what: str = "tables of measurements"
     if table.digest in digests:
         return
     if jax.process_count() > 1:
-        told = published(f"jaxext/tables/{role}/{len(digests)}", json.dumps([table.digest, table.source, len(table.rows)]))
-        if told is None and table.rows:
+        answers = published(f"jaxext/tables/{role}/{len(digests)}", json.dumps([table.digest, table.source, len(table.rows)]))
+        if answers is None and table.rows:
             raise RuntimeError(f"{table.source}: processes cannot compare their {what} without jax.distributed.initialize{cure}")
-        tables = {process: json.loads(text) for process, text in sorted((told or {}).items())}
+        tables = {process: json.loads(text) for process, text in sorted((answers or {}).items())}
         if len({digest for digest, *_ in tables.values()}) > 1:
             each = "; ".join(f"process {p} has {rows} rows, {digest[:12]}, of {source}" for p, (digest, source, rows) in tables.items())
             raise RuntimeError(f"processes have different {what} ({each}): copy one to all of them{cure}")

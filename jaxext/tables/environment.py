@@ -71,9 +71,9 @@ def processor() -> str:
         return machine.processor() or machine.machine()
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}  # of the first processor
     numbers = {"family": "cpu family", "model": "model", "implementer": "CPU implementer", "part": "CPU part"}
-    told = ", ".join(f"{word} {facts[name]}" for word, name in numbers.items() if facts.get(name))
+    model = ", ".join(f"{word} {facts[name]}" for word, name in numbers.items() if facts.get(name))
     name = facts.get("model name") or machine.machine()
-    return f"{name} ({told})" if told else name
+    return f"{name} ({model})" if model else name
 
 
 def cores() -> int:

@@ -54,12 +54,6 @@ def known_as(arch: int | None) -> str:
     return "" if arch is None else record(arch).digest
 
 
-def forget() -> None:
-    """Read the record again when it is next needed, as after `verify`."""
-    with _lock:
-        _records.clear()
-
-
 def read(arch: int) -> Record:
     """The outcomes that hold for a compute capability.  A file that cannot be read has none."""
     path = table_file.record_path()

@@ -1,4 +1,4 @@
-"""The files that hold measurements: read with suspicion, replaced whole, under a lock.
+"""The files that hold measurements: read with suspicion, replaced atomically, under a lock.
 
 A file that the user names may lie anywhere, and is left alone if it is not a table.  The user's own table (`default_path`) and record
 (`record_path`) are read unasked, so nobody else may be able to write them; one that is not a table is renamed.
@@ -84,7 +84,7 @@ def write(path: str | os.PathLike, context: Context, rows: Rows) -> None:
 def merge(path: str | os.PathLike, entries: Sequence[Entry]) -> None:
     """Add entries to the file at `path`, which is made if there is none.  A row replaces the one of the same context and problem.
 
-    Several processes may write at once, and any may be killed: the file is always whole, and no finished write is lost.
+    Several processes may write at once, and any may be killed: the file is always complete, and no finished write is lost.
 
     Raises:
       OSError: the file cannot be written, or is the user's own and others can write it.
@@ -153,7 +153,7 @@ def _joined(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _replace(path: pathlib.Path, text: bytes) -> None:
-    """Write the file whole or not at all, even if this process is killed.  The caller holds the lock."""
+    """Write the file completely or not at all, even if this process is killed.  The caller holds the lock."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)  # left by a writer that was killed
     try:

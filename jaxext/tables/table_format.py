@@ -149,24 +149,24 @@ def select(entries: Sequence[Entry], here: Context, source: str) -> Table:
     Measurements on another device, with other versions or of changed code are not valid, nor are rows without xla's.  If several entries
     have a row, the one measured with exactly this code counts, otherwise the last one.
     """
-    of_device = [entry for entry in entries if entry.place == here.place]
-    same = sorted((entry for entry in of_device if entry.versions == here.versions), key=lambda entry: entry.sources == here.sources)
+    same_device = [entry for entry in entries if entry.place == here.place]
+    same = sorted((entry for entry in same_device if entry.versions == here.versions), key=lambda entry: entry.sources == here.sources)
     rows: dict[str, Sequence[Measurement]] = {}
     changed: dict[str, set[str]] = {}  # problem -> implementations
     for entry in same:
         valid = dict(entry.sources.items() & here.sources.items())
         for problem, row in entry.rows.items():
-            of_others = {m.implementation for m in row} - valid.keys()
+            changed_codes = {m.implementation for m in row} - valid.keys()
             held = tuple(m for m in row if m.implementation in valid)
             if any(m.implementation == "xla" for m in held):
-                rows[problem], changed[problem] = held, of_others
-            changed.setdefault(problem, of_others)
+                rows[problem], changed[problem] = held, changed_codes
+            changed.setdefault(problem, changed_codes)
     ignored = None
-    if of_device and not same:
-        there, versions = of_device[-1].versions, here.versions
+    if same_device and not same:
+        there, versions = same_device[-1].versions, here.versions
         names = [name for name in sorted({*there, *versions}) if there.get(name) != versions.get(name)]
         others = ", ".join(f"{name} {there.get(name, 'none')} (here {versions.get(name, 'none')})" for name in names)
-        ignored = f"what it has for {here.device} was measured on {of_device[-1].measured} with {others}: tune again"
+        ignored = f"what it has for {here.device} was measured on {same_device[-1].measured} with {others}: tune again"
     elif names := sorted(set().union(*changed.values())):
         ignored = f"for this device it measured other code of {', '.join(names)}: tune again"
     return Table(here, rows, source, ignored)

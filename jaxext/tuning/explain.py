@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxext._compat import PLATFORMS, Partitioner
-from jaxext._messages import format_value
+from jaxext._messages import aligned, format_value
 from jaxext._target import compute_capability
 from jaxext.core.call import Call, precision_name
 from jaxext.core.choose import Choice, choose, planned
-from jaxext.core.form import owner
+from jaxext.core.form import Form, owner
 from jaxext.core.invariant import Invariant
 from jaxext.core.window import Window
 from jaxext.tables import active
 from jaxext.tables.table_format import Measurement
-from jaxext.tuning.layout import Around
 from jaxext.tuning.tool import Tool
 from jaxext.tuning.walk import walk
 
@@ -33,7 +33,7 @@ AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("compo
 
 @dataclasses.dataclass(frozen=True)
 class Explained:
-    """One product.  `times` counts equal products, and the steps of a scan around them."""
+    """One product and the choice of its implementation."""
 
     op: str
     operands: tuple[str, ...]
@@ -41,15 +41,15 @@ class Explained:
     window: Window | None  # of a convolution: sizes, stride, padding and dilations for each spatial axis
     layout: str  # of operands and result, as the program stores them
     shapes: tuple[str, ...]  # likewise
-    precision: str  # of the call or of `jax.default_matmul_precision`
+    precision: str  # of the call or of `jax.default_matmul_precision`: "highest", or "default,highest" if the factors have two
     multiplies: str  # in how many bits factors are multiplied, such as "TF32: 11 bits"; empty if these are all that they have, or unknown
     expected: tuple[str, ...]  # costs of the implementation's algorithms, if it expects some, the first being that of its own choice
-    times: int
-    chosen: str | None
-    how: str
-    why: str  # the choice was made: preferred, named or measured
+    times: int  # counts equal products, and the steps of a scan around them
+    chosen: str | None  # the implementation
+    how: str  # its algorithm
+    why: str  # it was chosen: preferred, named, or measured in the row of this `problem` in the active table (see `tune`)
     table: str | None  # the table with the measurement
-    refused: dict[str, str]  # name -> reason
+    refused: dict[str, str]  # every other implementation -> the reason why it was not chosen
     problem: str | None  # its key in tables; None if a size is symbolic
 
 
@@ -63,11 +63,7 @@ class Explanation:
     are a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter
     w, output y).  Their axes have the order of the form: channels last; filters as output channels, space, input channels; groups as an
     axis before the channels.  `shapes` and `layout` are the shapes and the order of axes in the program, before the transposes of the
-    operands and after those of the result; of equal products with several layouts, the shapes of the first.  `precision` is that of the
-    call or of `jax.default_matmul_precision`, and `multiplies` what the implementation makes of it, if that is less than the factors
-    have.  `how` is the algorithm of the implementation, and `expected` what its algorithms are expected to cost.  `why` says why it was
-    chosen: named, preferred, or measured (in the row of this `problem` in the active table; see `tune`).  `refused` says why each
-    other implementation was not.
+    operands and after those of the result; of equal products with several layouts, the shapes of the first.
     """
 
     platform: str
@@ -80,8 +76,7 @@ class Explanation:
         for row in self.rows:
             by = f"{row.chosen or 'nothing'} {row.how}".strip()
             cells.append((row.op, str(row.times), by, " ".join(row.shapes[:-1]), row.shapes[-1]))
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        title, *lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+        title, *lines = aligned(cells)
         reasons = {reason: i for i, reason in enumerate(dict.fromkeys(item for row in self.rows for item in row.refused.items()), 1)}
         details = [_folded("; ".join(_details(row, reasons)), "  ", "  ") for row in self.rows]
         legend = [f"[{i}] {name}: {reason}" for (name, reason), i in reasons.items()]
@@ -121,21 +116,17 @@ def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[st
 def geometry(window: Window) -> str:
     """Such as "stride 2, padding 0:1, dilation 2": one number if all axes are alike, else one per axis.  Values without effect are
     omitted, except the stride."""
-
-    def steps(what: str, per_axis: tuple, nothing: object) -> list[str]:
-        if all(n == nothing for n in per_axis):
-            return []
-        each = [str(n) if not isinstance(n, tuple) else str(n[0]) if n[0] == n[1] else f"{n[0]}:{n[1]}" for n in per_axis]
-        return [f"{what} {each[0] if len({*each}) == 1 else ('/' if what == 'padding' else 'x').join(each)}"]
-
-    return ", ".join(
-        [
-            *(steps("stride", window.stride, None)),
-            *(steps("padding", window.padding, (0, 0))),
-            *(steps("dilation", window.filter_dilation, 1)),
-            *(steps("input dilation", window.input_dilation, 1)),
-        ]
-    )
+    parts = []
+    for name, per_axis, no_effect in (
+        ("stride", window.stride, None),
+        ("padding", window.padding, (0, 0)),
+        ("dilation", window.filter_dilation, 1),
+        ("input dilation", window.input_dilation, 1),
+    ):
+        if any(n != no_effect for n in per_axis):
+            each = [str(n) if not isinstance(n, tuple) else str(n[0]) if n[0] == n[1] else f"{n[0]}:{n[1]}" for n in per_axis]
+            parts.append(f"{name} {each[0] if len({*each}) == 1 else ('/' if name == 'padding' else 'x').join(each)}")
+    return ", ".join(parts)
 
 
 def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Explanation]:
@@ -222,7 +213,7 @@ def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:
         window=call.window,
         layout=" ".join(layout for layout, _ in stored.values()),
         shapes=tuple(_typed(slot, aval) for slot, (_, aval) in stored.items()),
-        precision=_precision(call),
+        precision=",".join(dict.fromkeys(precision_name(call.precision).split(","))),
         multiplies=choice.plan.multiplies() if choice.plan else "",
         expected=tuple(choice.plan.implementation.expected(choice.plan.call)) if choice.plan else (),
         times=1,
@@ -240,11 +231,6 @@ def _typed(slot: str, aval) -> str:
     return f"{slot}:{aval.str_short(short_dtypes=True).partition('{')[0]}"
 
 
-def _precision(call: Call) -> str:
-    """Such as "highest", or "default,highest" if the factors have two."""
-    return ",".join(dict.fromkeys(precision_name(call.precision).split(",")))
-
-
 def _products(jaxpr: Jaxpr) -> Iterator[tuple]:
     """Each equation of a form's primitive, its arrays as the program stores them, and how often it runs."""
     around: dict[Jaxpr, Around] = {}
@@ -254,3 +240,61 @@ def _products(jaxpr: Jaxpr) -> Iterator[tuple]:
             if step.jaxpr not in around:
                 around[step.jaxpr] = Around(step.jaxpr)
             yield step.eqn, around[step.jaxpr].stored(step.eqn, form, open), step.times
+
+
+class Around:
+    """The producer and the consumers of each variable of a jaxpr, and so a product's arrays as the program stores them.
+
+    A form has a fixed order of axes.  The call adds transposes around it, and reshapes that split channels into groups.  They are followed
+    backwards from the operands and forwards from the result.  Axes get the letters of `lax`'s dimension numbers, such as NHWC and HWIO.
+    An axis added by `vmap` repeats the letter of its label.
+    """
+
+    def __init__(self, jaxpr: Jaxpr):
+        self._makers: dict[Any, list[JaxprEqn]] = {var: [eqn] for eqn in jaxpr.eqns for var in eqn.outvars}
+        self._takers: dict[Any, list[JaxprEqn]] = collections.defaultdict(list)
+        for eqn in jaxpr.eqns:
+            for atom in eqn.invars:
+                if not isinstance(atom, Literal):
+                    self._takers[atom].append(eqn)
+
+    def stored(self, eqn: JaxprEqn, form: Form, open: str) -> dict[str, tuple[str, Any]]:
+        """The layout and the type, by slot: of the operands and, last, of the result."""
+        arrays = dict(zip(form.operands(open), eqn.invars, strict=False)) | {open: eqn.outvars[0]}
+        found = {}
+        for slot, x in arrays.items():
+            axes, aval = self._stored(x, form.axes(slot, eqn.params["static"].ranks), form.family.groups, slot == open)
+            found[slot] = _letters(form, slot, axes), aval
+        return found
+
+    def _stored(self, x, axes: Sequence[str], groups: str, forwards: bool) -> tuple[Sequence[str], Any]:
+        """The axes and the type of an array beyond the transposes and the reshapes around the product."""
+        while not isinstance(x, Literal) and len(eqns := (self._takers if forwards else self._makers).get(x, ())) == 1:
+            (eqn,) = eqns
+            beyond: Any = eqn.outvars[0] if forwards else eqn.invars[0]
+            if eqn.primitive.name == "transpose":
+                order = eqn.params["permutation"]
+                axes = [axes[int(i)] for i in (order if forwards else np.argsort(order))]
+            elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, x.aval.shape, beyond.aval.shape)):
+                axes = merged
+            else:
+                break
+            x = beyond
+        return axes, x.aval
+
+
+def _merged(groups: str, axes: Sequence[str], split: Sequence[int], shape: Sequence[int]) -> tuple[str, ...] | None:
+    """The axes with a group axis merged into its neighbour, or None if the shapes do not match that."""
+    for i, axis in enumerate(axes[:-1]):
+        if axis[0] in groups and tuple(shape) == (*split[:i], split[i] * split[i + 1], *split[i + 2 :]):
+            return *axes[:i], *axes[i + 1 :]
+    return None
+
+
+def _letters(form: Form, slot: str, axes: Sequence[str]) -> str:
+    """The axes as letters, without numbers.  Window axes use the input's letters, and channels the family's."""
+    rank = len(form.window) // 3
+    spatial = {label: form.window[i % rank] for i, label in enumerate(form.window)}
+    channels = form.family.axis_names.get(slot, {})
+    letters = [spatial.get(axis, axis).rstrip("0123456789") for axis in axes]
+    return "".join(channels.get(letter, letter) for letter in letters)

@@ -123,7 +123,7 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
         if isinstance(clock, timing.Cupti):
             found = _confirmed(found, {name: program for name, (program, _) in runs.items()}, taken)
     except RuntimeError as error:  # of the device, such as too little memory for the truth, or of CUPTI
-        return dataclasses.replace(row, candidates=tuple(found), skipped=_short(error))
+        return dataclasses.replace(row, candidates=tuple(found), skipped=short(error))
     name = taken(found)
     winner = next(c for c in found if c.name == name)
     won = winner.measurement
@@ -132,14 +132,14 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     return dataclasses.replace(row, candidates=candidates, winner=winner)
 
 
-def _tried(plan: Plan, config: Any, operands, right, clock, of_xla) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
+def _tried(plan: Plan, config: Any, operands, right, clock, xla_error) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
     """The candidate with its error, its program and its sampler; or with the reason why it is wrong or cannot be compiled, run or timed."""
     call, candidate = plan.call, Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
         program = timing.compile(truth.alone(plan, config), operands)
         random_operands.poison([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
         error = timing.relative_error(program(), right)
-        candidate, limits = dataclasses.replace(candidate, error=error), _allowed(call, of_xla or error)
+        candidate, limits = dataclasses.replace(candidate, error=error), _allowed(call, xla_error or error)
         if not all(each <= limit for each, limit in zip(error, limits, strict=True)):  # NaN is not
             errors, most = (" and ".join(f"{x:.1e}" for x in pair) for pair in (error, limits))
             return dataclasses.replace(candidate, wrong=True, left_out=f"its errors are {errors}, want at most {most}"), None
@@ -147,10 +147,11 @@ def _tried(plan: Plan, config: Any, operands, right, clock, of_xla) -> tuple[Can
         sampler()
         return candidate, (program, sampler)
     except Exception as error:  # compilers and launches raise many types
-        return dataclasses.replace(candidate, left_out=_short(error)), None
+        return dataclasses.replace(candidate, left_out=short(error)), None
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """The type and the first line of an error."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
@@ -158,11 +159,11 @@ def _short(error: Exception) -> str:
 _AS_XLA, _MOST_OF_XLA = 4, 1 / 64
 
 
-def _allowed(call: Call, of_xla: tuple[float, float]) -> list[float]:
+def _allowed(call: Call, xla_error: tuple[float, float]) -> list[float]:
     """The largest errors that rounding explains."""
     rounding = timing.law((*call.dtypes.values(), call.dtype), call.precision, call.platform)
     most = max(_MOST_OF_XLA, float(jnp.finfo(call.dtype).eps)) if rounding else 0
-    return [max(rounding, _AS_XLA * min(error, most)) if rounding else 0 for error in of_xla]
+    return [max(rounding, _AS_XLA * min(error, most)) if rounding else 0 for error in xla_error]
 
 
 def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sampler]) -> list[Candidate]:
@@ -193,6 +194,6 @@ def _confirmed(
                 break
             why = f"slower than {xla} with copies and memsets: {ours[1]:.4g} ms of wall time, want at most {theirs[1]:.4g} ms"
         except Exception as error:  # such as too little memory
-            why = f"no wall time of a chain: {_short(error)}"
+            why = f"no wall time of a chain: {short(error)}"
         found[best.name] = dataclasses.replace(best, ms=None, left_out=why)
     return list(found.values())

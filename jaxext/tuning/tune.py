@@ -22,7 +22,7 @@ from jaxext.core.call import Call
 from jaxext.tables import active, environment, table_file
 from jaxext.tuning import timing
 from jaxext.tuning.tool import Tool
-from jaxext.tuning.trial import Trial, measure
+from jaxext.tuning.trial import Trial, measure, short
 
 NOTHING = (
     "the function has no jaxext product, so nothing was measured: call jaxext's operations in it, such as jaxext.matmul, or tune it inside "
@@ -129,7 +129,7 @@ def _measured(problem: str, call: Call, candidates: int, clock: timing.Clock) ->
     try:
         return measure(call, candidates, clock)
     except Exception as error:  # of an implementation that plans, or of the definition in float64
-        why = f"measuring it failed, {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+        why = f"measuring it failed, {short(error)}"
         warnings.warn(f"tune: {problem} is not measured: {why}", stacklevel=3)
         return Trial(problem, skipped=why)
 

@@ -105,7 +105,7 @@ def test_what_was_wrong_here_goes_before_the_package(own):
     table_file.merge(own, [entry(right=False, error=None)])
     assert unverified() == "`python -m jaxext verify` found it wrong on 9.0"
     table_file.merge(own, [entry()])  # verified again
-    record.forget()
+    record._records.clear()
     assert taken() == "triton"
 
 
@@ -225,7 +225,7 @@ def test_processes_with_different_records_are_an_error(own, monkeypatch):
 def test_programs_in_the_persistent_cache_depend_on_the_record(own):
     before = record.known_as(90)
     table_file.merge(own, [entry()])
-    record.forget()
+    record._records.clear()
     assert record.known_as(90) != before and record.known_as(None) == ""
 
 
