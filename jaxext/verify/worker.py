@@ -36,11 +36,15 @@ def main() -> int:
     os.dup2(2, 1)  # kernels and compilers print to stdout
     lines = _lines_of(sys.stdin)
 
+    import jax
+    import jax.numpy as jnp
+
     from jaxext.verify import cases
 
     module = importlib.import_module(sys.argv[1])
     contacts = {contact.name: contact for contact in module.contacts()}
-    _start(module.PLATFORM)
+    # The device is found now, so that the first case does not wait for it.
+    jax.block_until_ready(jnp.zeros(1, device=jax.local_devices(backend=module.PLATFORM)[0]))
 
     def tell(event: str, **more: Any) -> None:
         out.write(json.dumps({"event": event, **more}) + "\n")
@@ -91,14 +95,6 @@ def _is_lost() -> bool:
         return np.asarray(jnp.arange(2) + 1).tolist() != [1, 2]
     except Exception:
         return True
-
-
-def _start(platform: str) -> None:
-    """Let jax find the device now, so that the first case does not wait for it."""
-    import jax
-    import jax.numpy as jnp
-
-    jax.block_until_ready(jnp.zeros(1, device=jax.local_devices(backend=platform)[0]))
 
 
 def _lines_of(file: IO[str]) -> queue.SimpleQueue:
