@@ -67,7 +67,7 @@ def _cut(text: str, length: int) -> str:
 
 
 class _Bare(str):
-    """Without quotes where it stands in a container."""
+    """A string without quotes in the representation of a container."""
 
     __repr__ = str.__str__
 

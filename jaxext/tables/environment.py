@@ -44,7 +44,7 @@ def versions_for(platform: str) -> dict[str, str]:
 
 
 def default_platform() -> str:
-    """That of jax's default backend, by the name under which programs are lowered for it."""
+    """Return the platform of jax's default backend, by the name under which programs are lowered for it."""
     backend = jax.default_backend()
     return "cuda" if backend == "gpu" else backend
 

@@ -65,7 +65,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def said(capsys, *arguments, status=0):
-    """What a command writes to stdout."""
+    """Return what a command writes to stdout."""
     assert command.main([*map(str, arguments)]) == status
     return capsys.readouterr().out
 
@@ -179,7 +179,7 @@ def test_json_has_no_numbers_that_json_has_not():
 
 
 def test_no_cell_is_lost(capsys, monkeypatch):
-    """Nor taken for markup.  A terminal folds cells, elsewhere a row is a line."""
+    """No cell is taken for markup.  A terminal folds cells, elsewhere a row is a line."""
     cells = ("[red]x[/red]", ":warning:", "word " * 100)
     terminal.show(terminal.Grid("[title]", ("a", "b", "c"), [cells]))
     title, head, row = capsys.readouterr().out.splitlines()

@@ -59,9 +59,8 @@ def total(problem, w, x):
 
 @checked
 def test_gradient_of_a_replicated_filter(check_vma):
-    """Without the varying axes in the types the forward is right and this is silently wrong: the parts are not added.  For the other
-    problems see test_conformance.
-    """
+    """The forward is right without the varying axes in the types, but this gradient is silently wrong: the parts are not added.  The other
+    problems are in test_conformance."""
     problem = CONV1D
     x, w = problem.operands("fprop")
     want = jax.jit(jax.grad(functools.partial(total, problem), (0, 1)))(w, x)

@@ -77,7 +77,7 @@ def test_no_other_policy(policy):
 
 
 def test_what_lax_would_compute_again_too():
-    """Under a policy for products without batch axes: products with them, and convolutions."""
+    """A policy for products without batch axes saves no product with them, and no convolution."""
     batch, image = jnp.stack([X, X]), jnp.ones((1, 2, 5), "float32")
     policy = JAX.dots_with_no_batch_dims_saveable
     assert warned(policy, net, batch, batch) == (set(), set())
@@ -88,7 +88,7 @@ def test_what_lax_would_compute_again_too():
 
 
 def test_products_that_nobody_wrote():
-    """Within a scan, and where a context put ours in the place of lax's."""
+    """The product stands in a scan, once where a context put ours in the place of lax's."""
 
     def loop(w, x):
         return jnp.sum(lax.scan(lambda c, _: (jnp.sin(c @ w), None), x, None, length=2)[0])

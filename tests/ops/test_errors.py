@@ -242,7 +242,7 @@ def test_every_argument_spoilt(op, argument, values):
 
 
 def test_a_difference_is_found():
-    """What the test above compares, where it must not agree."""
+    """The test above compares by `difference`, which must find these."""
     given = lambda: dict(lhs=A, rhs=B, dimension_numbers=None)
     found = lambda want, got: difference(want, got, lax.dot_general, given)
     assert found(TypeError("a"), TypeError("b")) is None

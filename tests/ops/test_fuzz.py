@@ -60,7 +60,7 @@ def fuzz(*arguments, path=()):
 
 
 def test_80_seeds():
-    """Of these 1074 found float8 sums rounded to float8, and 1120 and 1122 windows that read beyond an input of which nothing is left."""
+    """Seed 1074 found float8 sums rounded to float8, and 1120 and 1122 windows that read beyond an input of which nothing is left."""
     code, output = fuzz("--start", 1060, "--seeds", 80, "--chunk", 40, "--jobs", 2)
     assert code == 0 and "80 seeds from 1060, none failed" in output, output
 
@@ -107,7 +107,7 @@ def call_like(op) -> int:
     ],
 )
 def test_a_planted_defect_is_reported_with_its_seed(tmp_path, op, seeds, wrong):
-    """And the seeds after it are run."""
+    """The seeds after it are run."""
     (tmp_path / "planted.py").write_text(PLANTED)
     seed = call_like(op)
     limit = 5 if op == "convolve" else 600

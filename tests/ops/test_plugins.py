@@ -185,7 +185,7 @@ def test_stock_layers_in_place_of_lax(name):
 
 
 def test_eager_calls_are_ours_too(monkeypatch):
-    """Without a jit there is no jaxpr to read: the implementation itself is watched."""
+    """An eager call has no jaxpr to read: the implementation itself is watched."""
     from jaxext.ops.matmul.xla import XlaMatmul
 
     ran = []

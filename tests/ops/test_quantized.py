@@ -48,7 +48,7 @@ def powers(shape, seed, dtype: Any = jnp.float32) -> Any:
 
 
 def wide(x, scale=None):
-    """In float64, scaled."""
+    """Return x in float64, scaled."""
     x = np.asarray(x).astype(np.float64)
     scale = np.ones((1,) * x.ndim) if scale is None else np.asarray(scale).astype(np.float64).reshape(scale.shape or (1,) * x.ndim)
     for axis, (size, count) in enumerate(zip(x.shape, scale.shape, strict=True)):
@@ -172,7 +172,7 @@ def test_every_number_of_8_bits(dtype):
 
 
 def plain(x, w, s, t):
-    """In jnp."""
+    """Compute the product in jnp."""
 
     def scaled(x, scale):
         for axis, size in enumerate(x.shape):
@@ -232,7 +232,7 @@ def test_only_given_arrays_are_kept_for_the_derivative():
 @pytest.mark.parametrize("most", [7, 40, 160])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_by_parts(layout, most, monkeypatch):
-    """Of the sum, of a kept axis, and of a batch; with a part that is smaller than the others."""
+    """Parts are of the sum, of a kept axis, and of a batch; one part is smaller than the others."""
     monkeypatch.setattr(xla_scaled, "MOST_AT_ONCE", most)
     shapes = {"nn": ((3, 2, 8), (3, 8, 9)), "nt": ((3, 2, 8), (3, 9, 8)), "tn": ((3, 8, 2), (3, 8, 9))}[layout]
     x, w = small(shapes[0], jnp.int8, 0), small(shapes[1], jnp.int8, 1)
@@ -277,7 +277,7 @@ def test_quantize_along_an_axis(axis):
 
 @pytest.mark.parametrize("group", [None, 4])
 def test_stacked_weights_have_scales_of_their_own(group):
-    """Those that each has alone; a second expert that is a thousand times as small keeps its values."""
+    """The scales are those of each weight alone; a second expert that is a thousand times as small keeps its values."""
     w = random((2, 3, 8, 6), np.float32, 5) * np.array([1, 1e-3, 1], np.float32)[:, None, None]
     q = jaxext.quantization.quantize(w, 8, group)
     assert q.scale.shape == (2, 3, 8 // (group or 8), 6)
@@ -343,7 +343,7 @@ def test_zero_points(dtype):
 
 
 def test_the_precision_in_force():
-    """At the time of tracing, as lax's products take it."""
+    """The precision at the time of tracing is taken, as by lax's products."""
     q, x = weights(8, None, False), random((3, 32), np.float32, 0)
     with jax.default_matmul_precision("highest"):
         text = str(jax.make_jaxpr(lambda x: jaxext.quantized_matmul(x, q))(x))
@@ -435,7 +435,7 @@ def test_what_gpus_multiply(before, dtypes, result, wanted):
 
 @pytest.mark.parametrize(("module", "least"), [(quantized, 4), (jaxext.quantization, 7)])
 def test_examples_of_the_docstrings(module, least):
-    """As users run them."""
+    """Examples run with JAX's defaults, as for users."""
     both = dict(jax=jax, jnp=jnp, quantize=jaxext.quantization.quantize, quantized_matmul=jaxext.quantized_matmul)
     with jax.enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         found = doctest.testmod(module, extraglobs=both)
@@ -468,7 +468,7 @@ def test_quantized_matmul(bits, symmetric, dtype):
 
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with zero points"])
 def test_gradients_of_quantized_matmul(symmetric):
-    """In x and in the scale; and mapped over both, as over experts."""
+    """Gradients are in x and in the scale; the weight is also mapped, as over experts."""
     q, x = weights(8, 8, symmetric), jnp.asarray(random((3, 32), np.float32, 0))
     loss = lambda f: lambda x, s: jnp.sin(f(x, jaxext.quantization.Quantized(q.qvalue, s, q.zero_point))).sum()
     by_value = lambda x, q: jnp.matmul(x, q.dequantize(), precision="highest")
@@ -500,7 +500,7 @@ def test_weights_on_devices(specs, kind):
 
 
 def test_qwix_arrays_are_taken():
-    """By their attributes."""
+    """Their attributes are read."""
     q = weights(8, None, True)
     x = random((3, 32), np.float32, 0)
     other = types.SimpleNamespace(qvalue=q.qvalue, scale=q.scale, zero_point=None, qtype="int8")

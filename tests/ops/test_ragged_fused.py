@@ -23,7 +23,7 @@ GATES = random((G, K, 2, N), np.float32, 4)
 
 
 def rows(x, w, sizes):
-    """Of each row its group's filter, and whether it has a group."""
+    """Return the membership of rows in groups, and the filter of each row's group."""
     end = jnp.cumsum(sizes, dtype=sizes.dtype)
     row = jnp.arange(x.shape[0], dtype=sizes.dtype)[:, None]
     inside = ((row < end[None]) & (row >= (end - sizes)[None])).astype(x.dtype)

@@ -123,7 +123,7 @@ def test_a_policy_that_saves_products(saved):
 
 
 def test_what_it_shows_is_the_program_for_cpus():
-    """To those who read jaxprs."""
+    """Readers of jaxprs see the program for CPUs."""
     x = jnp.ones(3)
     (eqn,) = jax.make_jaxpr(functools.partial(choose, here, elsewhere))(x, x).eqns
     same(jaxpr_as_fun(eqn.params["cpu"])(x, x), list(here(x, x)))

@@ -13,7 +13,7 @@ STORE = "mul.wide.u32 %d10, %r100, 4; add.u64 %d10, %d10, %d20; st.global.b32 [%
 
 
 def of_threads(body, threads=32, *inputs, count=1, **how):
-    """What each thread leaves in %r1 and, with a count of 2, in %r2; of the inputs it finds its elements in %r21, %r22 and so on."""
+    """Return what each thread leaves in %r1 and, with a count of 2, in %r2; it finds its elements of the inputs in %r21, %r22 and so on."""
     result = Output(np.zeros((count, threads), np.uint32))
     load, arrays = "mul.wide.u32 %d11, %r100, 4;", []
     for n, values in enumerate(inputs):
@@ -28,7 +28,7 @@ def of_threads(body, threads=32, *inputs, count=1, **how):
 
 
 def natural(mode, width, by, values):
-    """What lanes get in each segment of `width` lanes, and whether it comes from there; bfly reads earlier segments too."""
+    """Return what lanes get in each segment of `width` lanes, and whether it comes from there; bfly reads earlier segments too."""
     first = LANES // width * width
     source = {"up": LANES - by, "down": LANES + by, "bfly": LANES ^ by, "idx": first + by % width}[mode]
     inside = (source < first + width) & ((source >= first) | (mode == "bfly"))

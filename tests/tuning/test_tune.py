@@ -120,7 +120,7 @@ def of_depthwise(path):
 
 
 def taken(path):
-    """By a program that is lowered with the table."""
+    """Return the row of a program that is lowered with the table."""
     with active.use_table(path):
         return jaxext.explain(depthwise)(*DEPTHWISE).rows[0]
 
@@ -192,7 +192,7 @@ def test_ragged_products(function, rows, dtype, names, clock, path):
 
 
 def test_causal_convolutions(clock, path):
-    """With their gradient, of sequences behind each other."""
+    """The gradient is tuned too; sequences are packed one behind the other."""
 
     def packed(x, w, seq_idx):
         return jaxext.causal_conv1d(x, w, seq_idx=seq_idx, activation="silu")
@@ -206,7 +206,7 @@ def test_causal_convolutions(clock, path):
 
 @pytest.mark.parametrize(("rows", "groups", "lead"), [(100, 3, (2,)), (2, 5, ()), (7, 1, ())])
 def test_ranges_that_are_measured_are_valid(rows, groups, lead):
-    """In order, without overlap, and with every row."""
+    """The ranges are in order, without overlap, and have every row."""
 
     def product(x, w, sizes):
         return jaxext.ragged_dot(x, w, sizes)

@@ -1,4 +1,4 @@
-"""What the compiled kernels' host code asks of CUDA: every launch and every TMA descriptor, and what it does where CUDA fails."""
+"""The CUDA calls of the compiled kernels' host code: every launch, every TMA descriptor, and its reaction where CUDA fails."""
 
 import concurrent.futures
 import ctypes
@@ -88,7 +88,7 @@ def some_grams(row, count):
 
 
 def some_convs(row, count):
-    """Of a kernel of dense convolutions, or of the depthwise ones."""
+    """Return random cases of a kernel of dense or of depthwise convolutions."""
     pick, depthwise, found = random.Random(str(row)), "tile_m" not in row, []
     several = lambda least, most: tuple(pick.randint(least, most) for _ in range(row["rank"]))
     while len(found) < count:
@@ -194,7 +194,7 @@ def check_descriptor(d, case):
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_what_is_asked_is_what_cuda_takes(device):
-    """On each of two devices of one process, so that what was set on the first does not stand for the second."""
+    """The test runs on two devices of one process, so that what was set on the first does not stand for the second."""
     seen = set()
     for case in (case for some, rows, count in SOME.values() for row in rows for case in some(row, count)):
         status, asked = ask(case, device)
@@ -262,7 +262,7 @@ def test_descriptors_are_the_arrays(case, known):
 
 @pytest.mark.parametrize("row", host.GRAMS, ids=id_of)
 def test_half_of_the_tiles_are_launched(row):
-    """On a device that has as many multiprocessors as there are blocks."""
+    """The device has enough multiprocessors for all blocks."""
     rows = 2 * row["tile_m"]
     for count in (1, 2, 3):
         status, (*_, launch) = ask(cuda_cases.gram(row, 1, count * rows, 64, row["operands"]))
@@ -315,7 +315,7 @@ CALLED = [(name, function) for name, functions in OF_FAMILIES.items() for functi
 
 @pytest.mark.parametrize("name, function", CALLED)
 def test_errors_say_what_failed(capfd, name, function):
-    """In whichever stage, and the next call, of whichever kernel, is not blamed for it."""
+    """An error in any stage is reported, and the next call of any kernel is not blamed for it."""
     device = next(FRESH)
     for call in (load, ask) if function in LOADING else (ask,):
         status, message = call(one_of_each()[name], device, function)
@@ -339,7 +339,7 @@ def test_kernels_of_hopper_want_hopper():
 
 
 def test_threads_do_not_hear_of_one_anothers_failures(capfd):
-    """As XLA calls, with a thread for each device."""
+    """Each device has a thread of its own, as when XLA calls."""
     case = one_of_each()["matmul"]
     answers = lambda device, failing: [ask(case, device, failing)[0] for _ in range(20)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

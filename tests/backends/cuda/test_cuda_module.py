@@ -52,7 +52,7 @@ def said(*command):
 
 
 def test_it_loads_by_itself():
-    """Without jax, and without a driver, even where there is one."""
+    """The module loads without jax and without a driver, even on a machine that has one."""
     assert said(sys.executable, "-c", ALONE) == "[]\n"
 
 
@@ -81,7 +81,7 @@ def test_it_exports_nothing_but_the_module():
 
 
 def test_rows_are_told_apart():
-    """By what a call says of a kernel."""
+    """Two kernels differ in the fields by which a call names them."""
     rows = [cuda_names.identity(row) for row in TABLES]
     assert len(set(rows)) == len(rows) > 0
     kernels = {name for name, *_ in rows}

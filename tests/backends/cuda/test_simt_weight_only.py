@@ -33,7 +33,7 @@ def test_values(simulator, bits, tile_m, tile_n):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_blocks_of_scales_and_batches(simulator, bits, dtype):
-    """Of 32 numbers and more, of which a part has some; each batch has its own weight."""
+    """Blocks have 32 numbers and more, a part of a split sum has some of them, and each batch has its own weight."""
     _, (m, n), *_ = TILES[bits]
     cases = []
     for group, splits in ((32, 1), (64, 2), (96, 1), (192, 4)):
@@ -74,7 +74,7 @@ def test_sizes_of_zero(simulator, sizes):
 
 
 def test_what_is_infinite_stays_in_its_row(simulator):
-    """And a scale that is infinite in its column."""
+    """An infinite scale stays in its column."""
     problem = a_problem(M=9, N=64, K=64, S=2, bits=4)
     operands = operands_of(problem, integers=False)
     spoiled = operands | {"x": operands["x"].copy(), "scale": operands["scale"].copy()}
