@@ -42,7 +42,7 @@ def a_problem(role, ranges, rows=48, B=1, P=1, R=1, K=21, N=19, dtypes=("fp32",)
 
 
 def ranges_of(sizes, B=1, P=1, offset=0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and last rows of groups, whose sizes are rotated by one from each p to the next."""
+    """Return the begin and the end of each group; the sizes are rotated by one from each p to the next."""
     each = np.stack([np.roll(sizes, i) for i in range(B * P)]).reshape(B, P, -1)
     end = offset + np.cumsum(each, -1)
     return (end - each).astype(np.int32), end.astype(np.int32)

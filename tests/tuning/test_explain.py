@@ -174,7 +174,7 @@ def test_summary(monkeypatch):
 
 
 def details(explanation):
-    """Return the line below each product's."""
+    """Return the lines below those of the products."""
     return [line.strip() for line in str(explanation).partition("\n\n")[0].splitlines()[3::2]]
 
 
