@@ -302,7 +302,7 @@ SMALL = (
 @pytest.mark.parametrize("dtype", HALF, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("case", SMALL, ids=label)
 def test_transformed(case, dtype):
-    """Eager, mapped over both operands and over one, per-example gradients, forward, and forward over reverse."""
+    """The operation is eager, mapped over both operands and over one, and differentiated per example, forward, and forward over reverse."""
 
     def signs(shape, seed):
         return np.sign(random(shape, np.float32, seed, True)).astype(dtype)

@@ -146,7 +146,7 @@ def test_an_interrupted_process_ends_at_once(monkeypatch):
 
 @pytest.mark.parametrize("arguments", [MATMUL, ["tune", "jax.numpy:sin", "f32[8]"], ["bench", "--list"], ["kernels"]], ids=lambda a: a[0])
 def test_where_json_cannot_go(arguments, capsys, monkeypatch):
-    """Said before any work."""
+    """The error comes before any work."""
     monkeypatch.setattr(jaxext, "explain", None)
     monkeypatch.setattr(jaxext, "tune", None)
     assert "--json: " in refused(capsys, *arguments, "--json", "/dev/null/it.json")

@@ -88,7 +88,7 @@ def test_an_error_of_the_users_is_none_of_the_output(monkeypatch):
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="no /proc here")
 def test_json_where_no_file_can_be_made(capsys, monkeypatch):
-    """Said before any work; permissions do not tell."""
+    """The error comes before any work; permissions do not show it."""
     monkeypatch.setattr(jaxext, "explain", None)
     assert ends(capsys, 2, *MATMUL, "--json", "/proc/x.json").endswith("--json: /proc/x.json cannot be written")
 

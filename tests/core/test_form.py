@@ -243,7 +243,7 @@ def test_a_problem_in_one_line():
 
 
 def test_a_named_implementation_that_refuses_raises_its_reason():
-    """Also when only the backward pass is refused; and never falls back in silence."""
+    """It raises it too if only the backward pass is refused, and never falls back silently."""
     u, v, t = operands()
     f = functools.partial(product, implementation="refusing")
     REFUSING.asked.clear()

@@ -364,7 +364,7 @@ def test_out_sharding_of_groups_that_devices_divide_moves_nothing():
 
 
 def test_gradient_of_an_operand_on_no_mesh():
-    """Made before the mesh was set, it has no sharding of its own: its gradient is whole, as jnp's is."""
+    """An operand that was made before the mesh was set has no sharding of its own: its gradient is replicated, as jnp's is."""
     w = jnp.ones((8, 4), jnp.float32)
     with jax.set_mesh(EXPLICIT):
         x = jax.device_put(integers((16, 8)), P("data"))

@@ -106,7 +106,7 @@ class Sparse:
         return math.prod(self.shape) * DTYPES[self.dtype_name].itemsize
 
     def in_file(self, path: pathlib.Path) -> np.ndarray:
-        """Only those pages exist that are touched."""
+        """Return the array in a file, of which only the touched pages exist."""
         array = np.memmap(path, DTYPES[self.dtype_name], "w+", shape=self.shape).view(np.ndarray)
         array[self.place] = self.values
         return array

@@ -175,7 +175,7 @@ def test_every_transformation_of_packed_ones():
 
 
 def test_only_operands_are_kept_for_the_derivative():
-    """Neither the result nor the input of the activation."""
+    """The result and the input of the activation are not kept."""
     x, w, bias, _ = some(jnp.float32)
     pullback = jax.vjp(functools.partial(jaxext.causal_conv1d, activation="silu"), x, w, bias)[1]
     assert sorted(of.shape for of in jax.tree.leaves(pullback)) == sorted(of.shape for of in (x, w, bias))

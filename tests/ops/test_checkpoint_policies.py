@@ -72,7 +72,7 @@ def test_a_policy_of_jax_that_knows_lax_alone(name):
     ],
 )
 def test_no_other_policy(policy):
-    """None that saves ours, none that would not save lax's, and none of the user's."""
+    """A policy warns of nothing if it saves ours, would not save lax's, or is the user's."""
     assert warned(policy) == (set(), set())
 
 

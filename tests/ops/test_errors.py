@@ -197,7 +197,7 @@ EARLIER = "conv_general_dilated: (lhs_dilation|rhs_dilation|window_strides|.*dim
 
 
 def difference(want, got, namesake, given):
-    """None, or a sentence."""
+    """Return the difference as a sentence, or None."""
     if isinstance(got, ValueError | TypeError) and not isinstance(want, Exception):
         if re.match(EARLIER, str(got)) is None:
             return f"want {want}, got {got!r:.300}"
@@ -267,7 +267,7 @@ def test_empty_dilations_are_ones():
 
 
 def test_masked_arrays_are_left_to_lax():
-    """Only where lax refuses the shape before the mask: jit, and so jnp, takes one where it has compiled the call for a plain array."""
+    """The shape is refused before the mask: jit, and so jnp, takes a masked array if it has compiled the call for a plain one."""
     call: dict[str, Any] = dict(lhs=np.ma.array(A), rhs=W, window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC)
     for convolution in (lax.conv_general_dilated, jaxext.conv_general_dilated):
         with pytest.raises(TypeError, match="ndim to be equal, got 2 and 4"):

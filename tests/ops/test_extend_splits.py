@@ -139,7 +139,7 @@ def test_what_is_coupled_in_appearance_alone():
 
 
 class Backward(extend.Implementation):
-    """Right for eight rows, as in the examples of its author."""
+    """A kernel that is right for eight rows, as in the examples of its author."""
 
     name, version = "of_eight", "1"
 

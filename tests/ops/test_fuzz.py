@@ -212,7 +212,7 @@ def use(dtype="float64", **more) -> fuzz_functions.Use:
     ids=str,
 )
 def test_every_result_of_a_function_is_looked_at(more, monkeypatch):
-    """Right as it is, and wrong where one element of any result is off by little, or not finite."""
+    """A function is right as it is, and wrong where one element of any result is off by little, or not finite."""
     seen = []
     monkeypatch.setattr(fuzz_functions, "compare", lambda *args: seen.append(args) or compare(*args))
     assert fuzz_functions.judge(use(**more), 0, jnp) == ("right", None)

@@ -55,7 +55,7 @@ def test_values_and_bits(dtype, blocks, monkeypatch):
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 8, 13, 31])
 def test_blocks_of_any_number_of_rows(rows, monkeypatch):
-    """Exactly."""
+    """The result is exact."""
     halved(monkeypatch)
     x = np.random.default_rng(rows).integers(-4, 5, (2, rows, 6)).astype(np.float32)
     np.testing.assert_array_equal(jaxext.gram(x), x @ x.swapaxes(1, 2))

@@ -23,7 +23,7 @@ def python(code, *path, **environment):
 
 
 def test_silent():
-    """Nothing on either stream; the environment is as it was; jax has no backend yet, nor was one of the optional packages loaded."""
+    """Both streams are empty; the environment is as it was; jax has no backend yet, nor was one of the optional packages loaded."""
     code = """
 import os, sys, threading
 before = dict(os.environ)

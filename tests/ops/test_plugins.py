@@ -110,7 +110,7 @@ class Net(eqx.Module):
 
 
 def test_equinox_model_that_calls_the_operations():
-    """Also through vmap, which is how equinox makes batches, and filter_jit."""
+    """The calls go through vmap, by which equinox makes batches, and filter_jit."""
     head = eqx.nn.Linear(6, 3, key=jax.random.key(0), dtype=np.float32)
     w, x = jnp.asarray(random((6, 4, 3, 3), np.float32)), random((5, 4, 6, 5), np.float32, 1)
     ours, stock = (Net(w, head, ops) for ops in (OURS, dict(conv=lax.conv_general_dilated, dot=lax.dot_general)))

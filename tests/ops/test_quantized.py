@@ -67,7 +67,7 @@ EACH = [
 
 @pytest.mark.parametrize(("scales", "layout"), EACH)
 def test_scales_and_layouts(scales, layout):
-    """Exactly, in each layout of the operands, with scales of three dtypes."""
+    """Products are exact in each layout of the operands, with scales of several dtypes."""
     for dtypes, of_scale in itertools.product([("float8_e4m3fn", "float8_e5m2"), ("int8", "bfloat16")], ("float32", "float8_e8m0fnu")):
         x, w = small((M, K), dtypes[0], 0), small((K, N), dtypes[1], 1)
         s, t = (powers(shape, i, of_scale) for i, shape in enumerate(SCALES[scales]))
@@ -223,7 +223,7 @@ def test_gradients_have_the_dtypes_of_operands():
 
 
 def test_only_given_arrays_are_kept_for_the_derivative():
-    """No wide copy of an operand."""
+    """They hold no wide copy of an operand."""
     x, w, s = small((M, K), jnp.float8_e4m3fn, 0), small((K, N), jnp.float8_e4m3fn, 1), powers((M, 2), 2)
     pullback = jax.vjp(lambda x, w: float32(x, w, lhs_scale=s), x, w)[1]
     assert sum(of.nbytes for of in jax.tree.leaves(pullback)) == x.nbytes + w.nbytes + s.nbytes
@@ -324,7 +324,7 @@ def test_the_derivative_of_quantize_is_that_of_its_scales(dtype):
 
 @pytest.mark.parametrize("dtype", [*FLOAT8, np.int8, ml_dtypes.int4], ids=lambda dtype: dtype.__name__)
 def test_quantize_saturates(dtype):
-    """Also where a division rounds up, and a block of zeros stays zero."""
+    """It saturates where a division rounds up too, and a block of zeros stays zero."""
     w = np.array([[3e38, 1e-38, 0.0], [-3e38, -1e-38, 0.0]], np.float32)
     q = jaxext.quantization.quantize(w, dtype=dtype)
     assert q.qvalue.dtype == dtype and (np.asarray(q.scale)[0, 2], *np.asarray(q.qvalue)[:, 2].astype(float)) == (1, 0, 0)

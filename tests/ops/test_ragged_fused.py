@@ -89,7 +89,7 @@ def test_gated_linear_unit(activation, dtype):
 
 
 def test_rows_of_no_group_are_zero_whatever_the_activation_makes_of_zero():
-    """Also of a function that has no value there, and no slope."""
+    """The function may have no value there, and no slope."""
     x = jnp.abs(X) + 1
     ours = lambda x: jaxext.ragged_linear(x, jnp.abs(W) + 1, SIZES, activation=jnp.log)
     np.testing.assert_array_equal(ours(x)[SIZES.sum() :], 0)

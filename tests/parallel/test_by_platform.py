@@ -106,7 +106,7 @@ def test_program_for_several_platforms():
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_policy_that_saves_products(saved):
-    """Only the result in which a product is; the other is computed once more."""
+    """It saves only the result in which a product is; the other is computed once more."""
 
     def product(x, y):
         return jnp.tanh(x @ y), jnp.sin(x)

@@ -119,7 +119,7 @@ def sizes(function, *args):
 
 
 def test_norms_alone_keep_no_small_gradient():
-    """Nobody reads the gradients that `clipped_grad` keeps, of 3 examples, with 12 * 24 numbers each."""
+    """The norms do not need the gradients that `clipped_grad` keeps, of 3 examples, with 12 * 24 numbers each."""
     loss = lambda w, x: jnp.sum((x @ w) ** 2)
     w, x = normal(12, 24), normal(3, 9, 12)
     assert "kept" in how(loss, w, x)["argument 0"]

@@ -6,10 +6,11 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDERS = ("jaxext", "kernels", "benchmarks", "tests", "docs", "examples")
 FRAGMENTS = frozenset(
-    "about above across after against along although among and around as at because before behind below beneath beside besides between "
-    "beyond but by despite down during except for from how however if in inside into like near nor not of off on once onto or out outside "
-    "over per since so than that those though through throughout to toward towards under unless until up upon via what whatever when "
-    "whenever where wherever whether which whichever while who whom whose why with within without yet".split()
+    "about above across after against along also although among and around as at because before behind below beneath beside besides "
+    "between beyond but by despite down during even exactly except for from here how however if in inside into like near nor not of off "
+    "on once onto or out outside over per said since so such than that then those though through throughout to toward towards under "
+    "unless until up upon via what whatever when whenever where wherever whether which whichever while who whom whose why with within "
+    "without yet".split()
 )
 
 

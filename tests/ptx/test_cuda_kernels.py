@@ -134,7 +134,7 @@ def test_bands_of_gram(row):
 
 
 def larger(problem):
-    """More channels than a tile has, and not as many as two: the contraction goes over several steps."""
+    """Return the problem with more channels than one tile has and fewer than two: the contraction goes over several steps."""
     return dataclasses.replace(problem, C=72, K=136)
 
 

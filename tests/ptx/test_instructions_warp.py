@@ -153,7 +153,7 @@ def test_labels_belong_to_their_braces():
 
 
 def test_threads_that_have_ended_are_not_waited_for():
-    """Half of warp 0 and all of warp 2; the others meet at barriers of the warp, the block and the cluster."""
+    """The threads are half of warp 0 and all of warp 2; the others meet at barriers of the warp, the block and the cluster."""
     body = """mov.u32 %r1, 0; setp.lt.u32 %p1, %r100, 16; @%p1 st.global.b32 [%d10], %r1; @%p1 ret; setp.ge.u32 %p1, %r100, 64;
               @%p1 exit; bar.sync 0; bar.warp.sync 0xffffffff; shfl.sync.idx.b32 %r1, %r100, 31, 31, 0xffff0000;
               barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""

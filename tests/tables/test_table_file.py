@@ -25,7 +25,7 @@ DAY = datetime.date(2026, 11, 22)
 
 
 def changed(*names):
-    """Here, with other code of these implementations."""
+    """Return this context with other code of these implementations."""
     return replace(HERE, sources={**HERE.sources, **dict.fromkeys(names, "dd")})
 
 
@@ -264,7 +264,7 @@ def test_another_file_that_is_no_table_is_left_alone(path, data, linked):
 
 
 def test_a_place_where_nothing_can_be_written(path):
-    """Neither the file nor its lock: this is known before anything is measured."""
+    """The file and its lock cannot be written, which is known before anything is measured."""
     path.write_text("a file")
     for refused in (table_file.check_writable, write):
         with pytest.raises(NotADirectoryError):

@@ -140,7 +140,7 @@ def test_the_fastest_is_taken(fastest, clock, path):
 
 
 def test_what_is_hopeless_is_measured_once(clock, path):
-    """More than twice as slow as the best: out after the first round, and not in the table; what xla prefers stays for comparison."""
+    """A candidate more than twice as slow as the best leaves after the first round; what xla prefers stays for comparison."""
     clock({LAX: 1.0, PREFERRED: 5.0, OTHER: 2.1, LOOP: 1.9})
     row = of_depthwise(path)
     assert {c.name: c.left_out for c in row.candidates}[OTHER] == "2.1 ms in a first round"
@@ -286,7 +286,7 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_sharded_calls_have_the_shapes_of_one_device(kind, unmeasured, path, tmp_path):
-    """Even where jax has stored the program, and so does not compile it."""
+    """They have them even if jax has stored the program, and so does not compile it."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
     a = struct(16, 8, sharding=NamedSharding(mesh, P("data")))
     b = struct(8, 6, sharding=NamedSharding(mesh, P(None, "model")))

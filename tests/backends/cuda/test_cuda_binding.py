@@ -126,7 +126,7 @@ PROGRAMS = {name: program for name, *program in programs()}
 @built
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
-    """Exactly the calls that one expects, which have handlers, and no copy of an activation beside them."""
+    """A program has exactly the expected calls, which have handlers, and no copy of an activation beside them."""
     from jaxext import _cuda_module
 
     function, operands, calls, *more = PROGRAMS[name]

@@ -38,7 +38,7 @@ FRESH = itertools.count(4, 4)  # devices as the first one, on which nothing is l
 
 
 def some_matmuls(row, count):
-    """Also in pieces.  Tails along every axis, batches and parts; then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    """Yield products with tails, batches and parts, then one with a result of 2^31 rows and one of far more than 2^31 elements."""
     pick, step, product = random.Random(str(row)), 16 // BYTES[row["operands"]], cuda_cases.pieces if "pieces" in row else cuda_cases.matmul
     for _ in range(count):
         batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), *([(1, 2), (1, 4)] if row.get("result", "float32") == "float32" else [])])
@@ -52,7 +52,7 @@ def some_matmuls(row, count):
 
 
 def some_raggeds(row, count):
-    """Then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    """Yield random products, then one with a result of 2^31 rows and one of far more than 2^31 elements."""
     pick = random.Random(str(row))
     for _ in range(count):
         B, P, R = pick.choice([(1, 1, 1), (2, 3, 1), (3, 2, 5)])
@@ -63,7 +63,7 @@ def some_raggeds(row, count):
 
 
 def some_scaleds(row, count):
-    """Then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    """Yield random products, then one with a result of 2^31 rows and one of far more than 2^31 elements."""
     pick = random.Random(str(row))
     for _ in range(count):
         B, M, steps = pick.choice([1, 3]), pick.choice([1, 63, pick.randint(1, 900)]), pick.randint(1, 9)
@@ -78,7 +78,7 @@ def some_scaleds(row, count):
 
 
 def some_grams(row, count):
-    """Then arrays of far more than 2^31 elements."""
+    """Yield random cases, then one of far more than 2^31 elements."""
     pick = random.Random(str(row))
     sizes = [(pick.choice([1, 3]), 8 * pick.randint(1, 200), 8 * pick.randint(1, 90)) for _ in range(count)]
     for B, M, N in [*sizes, (9, 2**16 + 8, 2**17)]:
@@ -106,7 +106,7 @@ def some_convs(row, count):
 
 
 def some_causals(row, count):
-    """Then arrays of far more than 2^31 elements."""
+    """Yield random cases, then one of far more than 2^31 elements."""
     pick, most = random.Random(str(row)), 31 if row["role"] == "forward" else 8
     sizes = [(pick.randint(1, 9), pick.randint(1, 3000), pick.choice([7, 24, 200])) for _ in range(count)]
     for B, T, C in [*sizes, (9, 2**16, 2**13)]:
@@ -116,7 +116,7 @@ def some_causals(row, count):
 
 
 def some_weight_onlys(row, count):
-    """Products of few rows, or of many, whose kernels have tiles.  Then arrays of far more than 2^31 elements."""
+    """Products of few rows, or of many, whose kernels have tiles.  Yield random cases, then one of far more than 2^31 elements."""
     pick, many, dtype = random.Random(str(row)), "tile_m" in row, str(DTYPES.get(row["operands"], row["operands"]))
     draw = lambda most, step=1: step * pick.randint(1, most)
     sizes = [(draw(9), draw(600 if many else 64), draw(90, 32), draw(90, 32 if many else 64)) for _ in range(count)]

@@ -61,7 +61,7 @@ def test_it_is_small():
 
 
 def test_it_needs_only_the_system():
-    """Neither the driver nor a CUDA runtime, which is linked into it."""
+    """It needs no driver and no CUDA runtime, which is linked into it."""
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", said("readelf", "-d", str(FILE)))
     assert {name.partition(".so")[0] for name in needed} <= {
         "libc",

@@ -60,14 +60,14 @@ def test_mixed_dtypes(simulator, role):
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("given", [dict(state=True), ALL], ids=["state", "packed"])
 def test_short_sequences(simulator, role, given):
-    """Also shorter than the filter."""
+    """A sequence may be shorter than the filter."""
     sizes = itertools.product((1, 2, 3, 5, 8), (2, 4, 8), (8, 3))
     check(simulator, [a_problem(role, taps, activation=None, T=T, C=C, **given) for T, taps, C in sizes])
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_sizes_of_zero(simulator, role):
-    """Nothing forward; sums, and the cotangent of a state of sequences without steps, are zeros."""
+    """The forward result is empty; sums, and the cotangent of a state of sequences without steps, are zeros."""
     sizes = [{"C": 8} | size for size in ({"B": 0}, {"T": 0}, {"C": 0})]
     check(simulator, [a_problem(role, activation=None, **size, **given) for size in sizes for given in (dict(state=True), ALL)])
 

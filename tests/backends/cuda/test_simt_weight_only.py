@@ -19,8 +19,8 @@ CONFIG = WeightOnlyConfig(tile_m=8, tile_n=64)
 
 @pytest.mark.parametrize("bits, tile_m, tile_n", EVERY_TILE)
 def test_values(simulator, bits, tile_m, tile_n):
-    """Exactly: columns and rows of two blocks, of which the second are not full, a sum that warps share unevenly, in one part and in three,
-    of which one is short; results of 16 and 32 bits."""
+    """Columns and rows have two blocks, the second not full; warps share the sum unevenly, in one part and in three, of which one is short;
+    results have 16 and 32 bits."""
     config = WeightOnlyConfig(tile_m=tile_m, tile_n=tile_n)
     steps = 64 // tile_m + 3  # one for each warp, and three more
     sizes = dict(K=32 * steps, S=1, bits=bits)

@@ -110,7 +110,7 @@ PROGRAMS = {
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
-    """Exactly the kernels that one expects, and no copy of an activation beside them.
+    """A program has exactly the expected kernels, and no copy of an activation beside them.
 
     Of a vmap of the block its filters alone are moved, HWIO into the kernels' KHWI or back.  With one input for all, an ensemble's members
     stand beside the channels after the first layer and in front from the next on: that is the one move of activations, once for each
