@@ -50,6 +50,7 @@ def near(got, want, *, dtype=jnp.float32, units=8):
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=units * eps, atol=units * eps * np.abs(want).max(initial=1))
 
 
+@pytest.mark.sampled(57)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("steps", [1, 2, 8, 16, 151])
 @pytest.mark.parametrize("taps", [1, 2, 3, 4, 31])
@@ -156,6 +157,7 @@ def test_every_transformation():
     report.raise_if_failed()
 
 
+@pytest.mark.slow
 def test_every_transformation_of_packed_ones():
     """The first sequence of each row has a state."""
     x, w, bias, state = some(jnp.float32, 3, 6, 4)
@@ -271,6 +273,7 @@ def test_export_and_scan():
 # Step by step.
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("circle", [False, True], ids=["in order", "circle"])
 @pytest.mark.parametrize("steps", [None, 1, 3, 6])

@@ -86,6 +86,7 @@ def summed(function):
     return scalar
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
 def test_linear(activation, dtype):
@@ -151,6 +152,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_conv_bias_act(case, dtype):
@@ -181,6 +183,7 @@ def test_every_transformation_of_linear():
     assert {row.check for row in report.rows if row.outcome == "skipped"} <= {"linear_transpose"}
 
 
+@pytest.mark.slow
 def test_every_transformation_of_a_gate():
     ours = functools.partial(jaxext.gated_linear_unit, activation="silu")
     splits = [testing.Split((P("x"), P()), P("x")), testing.Split((P(), P(None, None, "x")), P(None, "x"))]
@@ -230,6 +233,7 @@ def test_axes_that_must_be_whole_are_gathered_for_an_asked_sharding():
         np.testing.assert_allclose(got, call(first, second), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("which", [(0,), (2,), (3,), (1, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize(
     "specs",

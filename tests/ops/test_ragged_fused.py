@@ -47,6 +47,7 @@ def poisoned(*arrays):
     return [x.at[SIZES.sum() :].set(jnp.nan) if len(x) == M else x for x in map(jnp.asarray, arrays)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=name_of)
 @pytest.mark.parametrize("activation", ["silu", "relu", "sigmoid", "gelu_tanh", None, jnp.sin], ids=name_of)
 def test_linear(activation, dtype):
@@ -105,6 +106,7 @@ def test_every_transformation():
     testing.check_op(ours, plain, (x, w, np.array([2, 0, 4, 1], np.int32), bias, scale), show=False).raise_if_failed()
 
 
+@pytest.mark.slow
 def test_every_transformation_of_a_gate():
     x, w, scale = random((8, 2), np.float32, 1), GATES[:, :2, :, :3], SCALE[:8]
     ours = lambda x, w, sizes, s: jaxext.ragged_gated_linear_unit(x, w, sizes, activation="gelu_tanh", row_scale=s)
@@ -141,6 +143,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", SPLITS)
 def test_devices(name, kind):

@@ -103,12 +103,18 @@ def close(got, want, tolerance=1e-12):
         np.testing.assert_allclose(one, other, atol=tolerance, rtol=tolerance)
 
 
+@functools.cache
+def values_and_gradients():
+    """Return the compiled functions of ours and of the definition: one program for all sizes."""
+    both = lambda f: jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))
+    return both(split(4)), both(whole)
+
+
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients(sizes):
     """NaN in rows of no expert reaches nothing."""
     args = some(4, sizes)
-    run = lambda f: jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))(*args)
-    got, want = run(split(4)), run(whole)
+    got, want = (compiled(*args) for compiled in values_and_gradients())
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(want))
     close(got, want)
 
