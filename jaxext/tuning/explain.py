@@ -114,8 +114,8 @@ def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[st
 
 
 def geometry(window: Window) -> str:
-    """Such as "stride 2, padding 0:1, dilation 2": one number if all axes are alike, else one per axis.  Values without effect are
-    omitted, except the stride."""
+    """Return a text such as "stride 2, padding 0:1, dilation 2": one number if all axes are alike, else one per axis.  Values without
+    effect are omitted, except the stride."""
     parts = []
     for name, per_axis, no_effect in (
         ("stride", window.stride, None),
@@ -227,7 +227,7 @@ def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:
 
 
 def _typed(slot: str, aval) -> str:
-    """Such as "x:f32[8,3]", without the varying manual axes that jax appends in braces."""
+    """Return a type such as "x:f32[8,3]", without the varying manual axes that jax appends in braces."""
     return f"{slot}:{aval.str_short(short_dtypes=True).partition('{')[0]}"
 
 
