@@ -3,6 +3,8 @@
 XLA grows such a kernel from a reduction, as far as it computes nothing twice: upwards by what only the kernel uses, downwards by the one
 user of its result.  Elementwise operations of 4,096 elements or more, broadcasts and the product alone are taken in.  The last axis of the
 product's left factor is contracted.  To XLA a product is the same as that of the exchanged factors, transposed.
+
+jaxext's products are written as the equations that XLA gets of them, where `xla` computes them: XLA's compiler treats them as lax's.
 """
 
 from __future__ import annotations
@@ -10,15 +12,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from jaxext.core.form import rows_columns_depth
-from jaxext.hazards.reading import CALLS, ELEMENTWISE, Origins
-from jaxext.tuning.walk import Step, jaxprs_in
+from jaxext.core.choose import Choice
+from jaxext.core.form import owner, rows_columns_depth
+from jaxext.core.invariant import Invariant
+from jaxext.hazards.origins import CALLS, ELEMENTWISE, Origins, rewritten
+from jaxext.hazards.products import Equation
+from jaxext.tuning.explain import chosen
+from jaxext.tuning.truth import alone
+from jaxext.tuning.walk import Step, jaxprs_in, walk
 
 REDUCTIONS = {f"reduce{window}_{of}" for of in ("sum", "max", "min") for window in ("", "_window")}
 TAKEN_IN = {*ELEMENTWISE, *REDUCTIONS, "broadcast_in_dim", "stop_gradient", "ceil", "floor", "expm1"}
@@ -199,3 +207,58 @@ def _is_vector(eqn: Any) -> bool:
     """Return whether a factor has no axis of its own, or nothing is summed: XLA makes a matrix product of none of these."""
     lhs, rhs = (atom.aval.shape for atom in eqn.invars[:2])
     return 1 in rows_columns_depth(lhs, rhs, _dimension_numbers(eqn))[1:]
+
+
+def fused_in_own(program: ClosedJaxpr, platform: str) -> Iterator[tuple[Equation, Step]]:
+    """Products of jaxext that XLA's CPU compiler fuses with their reduction, as it does lax's."""
+    if platform != "cpu":
+        return
+    written, own = _written(program, platform)
+    fused = FusedReductions(written, origins := Origins(written))
+    for step in walk(written.jaxpr):
+        around = (*step.within, step.eqn)
+        depth = next((i for i, eqn in enumerate(around) if id(eqn) in own), None)
+        if depth is not None and not step.inside and fused.has_one_number(step):
+            eqn = own[id(around[depth])]
+            product = Step(eqn, step.jaxpr, step.times, step.within[:depth], ())
+            yield Equation(eqn, [None] * len(eqn.invars), {}, platform, one_number_reduced=True), product
+        origins.follow(step)
+
+
+def _written(program: ClosedJaxpr, platform: str) -> tuple[ClosedJaxpr, dict[int, Any]]:
+    """The program in which products of jaxext with one number everywhere are written in equations of lax, as `xla` computes them.
+
+    Also returns the product that each such equation is a part of, by the equation's id.
+    """
+    wanted, own, origins = set(), {}, Origins(program)
+    for step in walk(program.jaxpr):
+        if step.eqn.primitive in owner and any(origins.of(atom).one_number for atom in step.eqn.invars):
+            wanted.add(id(step.eqn))
+        origins.follow(step)
+
+    def rewrite(eqn: Any) -> list[Any]:
+        eqns = _equations_of_xla(eqn, platform) if id(eqn) in wanted else None
+        own.update((id(each), eqn) for each in eqns or ())
+        return eqns or [eqn]
+
+    return rewritten(program, rewrite), own
+
+
+def _equations_of_xla(eqn: Any, platform: str) -> list[Any] | None:
+    """The equations of `xla`, of the variables around the product; None if another implementation computes it, or xla by parts."""
+    if isinstance(eqn.params["static"].implementation, Invariant):
+        return None
+    choice: Choice = chosen(eqn, platform)[-1]
+    if choice.plan is None or choice.implementation != "xla":
+        return None
+    closed = jax.make_jaxpr(alone(choice.plan, choice.config))(*(atom.aval for atom in eqn.invars))
+    inner = closed.jaxpr
+    of: dict[Any, Any] = dict(zip(inner.outvars, eqn.outvars, strict=True))
+    if closed.consts or len(of) < len(inner.outvars) or not {*inner.invars}.isdisjoint(of) or any(isinstance(v, Literal) for v in of):
+        return None
+    of.update(zip(inner.invars, eqn.invars, strict=True))
+
+    def outer(atom) -> Any:
+        return atom if isinstance(atom, Literal) else of.get(atom, atom)
+
+    return [each.replace(invars=[*map(outer, each.invars)], outvars=[*map(outer, each.outvars)]) for each in inner.eqns]

@@ -1,4 +1,4 @@
-"""The subject of a hazard: an equation of lax in its place (`Equation`), or how jaxext would compute lax's product (`Planned`)."""
+"""The products that the doctor examines: an equation of lax in its place (`Equation`), or how jaxext would compute it (`Planned`)."""
 
 from __future__ import annotations
 
@@ -107,10 +107,7 @@ class Conv:
         self.channels = lhs[self.numbers.lhs_spec[1]] // self.groups  # of the input, per group
         self.strides, self.padding = self.params["window_strides"], self.params["padding"]
         self.lhs_dilation, self.rhs_dilation = self.params["lhs_dilation"], self.params["rhs_dilation"]
-        whole: Any = ((),) * len(lhs)
-        self._lhs: Split = equation.splits[0] or whole
-        self._rhs: Split = equation.splits[1] or whole
-        self._result: Split = equation.result or whole
+        self._lhs, self._rhs, self._result = (split or ((),) * len(lhs) for split in (*equation.splits, equation.result))
         self._larger = (self._rhs, self.numbers.rhs_spec) if math.prod(lhs) < math.prod(rhs) else (self._lhs, self.numbers.lhs_spec)
 
     def split(self, *which: str) -> bool:
@@ -263,11 +260,8 @@ class Conv:
         """Return whether it has the layout of XLA's CPU backend: channels last, and filters with the output's channels last."""
         last = len(self.filter) + 1
         images, space = (0, last, *range(1, last)), tuple(range(last - 1))
-        return tuple(self.numbers.lhs_spec) == tuple(self.numbers.out_spec) == images and tuple(self.numbers.rhs_spec) == (
-            last,
-            last - 1,
-            *space,
-        )
+        specs = tuple(map(tuple, (self.numbers.lhs_spec, self.numbers.out_spec, self.numbers.rhs_spec)))
+        return specs == (images, images, (last, last - 1, *space))
 
     def crops(self) -> Iterator[tuple[int, int, int]]:
         """Yield for each axis the padding, and what a crop leaves of the input."""
@@ -276,11 +270,11 @@ class Conv:
 
     def __str__(self) -> str:
         steps = {"strides": self.strides, "lhs_dilation": self.lhs_dilation, "rhs_dilation": self.rhs_dilation}
-        told = [f"{name} {'x'.join(map(str, n))}" for name, n in steps.items() if {*n} - {1}]
-        told += [f"padding {'/'.join(f'{low}:{high}' for low, high in self.padding)}"] if any(map(any, self.padding)) else []
+        parts = [f"{name} {'x'.join(map(str, n))}" for name, n in steps.items() if {*n} - {1}]
+        parts += [f"padding {'/'.join(f'{low}:{high}' for low, high in self.padding)}"] if any(map(any, self.padding)) else []
         groups = {"feature_group_count": self.groups, "batch_group_count": self.batch_groups}
-        told += [f"{name} {n}" for name, n in groups.items() if n > 1]
-        return "".join(f", {each}" for each in told)
+        parts += [f"{name} {n}" for name, n in groups.items() if n > 1]
+        return "".join(f", {part}" for part in parts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -302,6 +296,10 @@ class Planned:
     def as_lax(self) -> bool:
         """Return whether the choice is lax's own product."""
         return self.choice.implementation == "xla" and getattr(self.choice.config, "algorithm", None) in AS_LAX
+
+    @property
+    def integers(self) -> bool:
+        return not all(jnp.issubdtype(self.call.dtypes[slot], jnp.inexact) for slot in self.call.factors)
 
     @property
     def flops(self) -> float:

@@ -1,23 +1,23 @@
-"""Reads in a jaxpr what its arrays are made of: arguments or arrays that the function closes over, and one number everywhere or several.
+"""The origins of the arrays of a jaxpr, arguments or arrays that the function closes over, and equations in place of others.
 
-Only what follows forwards through equations and programs inside counts.  In loops and branches nothing is one number everywhere.
+Origins follow forwards through equations and programs inside.  In loops and branches no array counts as one number everywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxext import _compat
-from jaxext.tuning.walk import Step, walk
+from jaxext.tuning.walk import Step
 
 # Calls whose operands and results are those of the program inside.
 CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call", "custom_vjp_call")
@@ -50,7 +50,7 @@ def of_all(origins: Iterable[Origin], one_number: bool = False) -> Origin:
 
 
 class Origins:
-    """The origin of each array so far.  `follow` is told every step of a walk, in order."""
+    """The origin of each array so far.  `follow` takes every step of a walk, in order."""
 
     def __init__(self, program: ClosedJaxpr):
         self._known: dict[Any, Origin] = {var: Origin(argument=True, one_number=_single(var.aval)) for var in program.jaxpr.invars}
@@ -123,17 +123,28 @@ def _all_equal(value: Any) -> bool:
     return bool((numbers == numbers.flat[0]).all())
 
 
-def constants_in_products(program: ClosedJaxpr, product: Callable[[JaxprEqn], bool]) -> Iterator[frozenset[str]]:
-    """Yield, for each such equation with an operand that is a constant of the program, the types of the arrays that it is made of."""
-    origins = Origins(program)
-    for step in walk(program.jaxpr):
-        if not step.inside and product(step.eqn):
-            arrays = [origin.arrays for origin in map(origins.of, step.eqn.invars[:2]) if origin.constant]
-            if arrays:
-                yield frozenset().union(*arrays)
-        origins.follow(step)
+def rewritten(value: Any, rewrite: Callable[[Any], Sequence[Any]]) -> Any:
+    """A program with `rewrite(eqn)` in place of each equation, those of programs inside first.
+
+    What has nothing else inside stays the same object, since jax lowers that once.
+    """
+    if isinstance(value, ClosedJaxpr):
+        jaxpr = _rewritten_jaxpr(value.jaxpr, rewrite)
+        return value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
+    if isinstance(value, Jaxpr):
+        return _rewritten_jaxpr(value, rewrite)
+    if isinstance(value, tuple | list) and not _same(each := [rewritten(one, rewrite) for one in value], value):
+        return type(value)(*each) if hasattr(value, "_fields") else type(value)(each)
+    return value
 
 
-def computes_gradients(program: ClosedJaxpr) -> bool:
-    """Return whether the function computes a gradient itself."""
-    return any("transpose(" in str(step.eqn.source_info.name_stack) for step in walk(program.jaxpr))
+def _rewritten_jaxpr(jaxpr: Jaxpr, rewrite: Callable[[Any], Sequence[Any]]) -> Jaxpr:
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        params = {name: rewritten(value, rewrite) for name, value in eqn.params.items()}
+        eqns += rewrite(eqn if _same(params.values(), eqn.params.values()) else eqn.replace(params=params))
+    return jaxpr if _same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+
+
+def _same(new: Iterable[Any], old: Iterable[Any]) -> bool:
+    return [*map(id, new)] == [*map(id, old)]
