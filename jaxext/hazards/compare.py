@@ -49,8 +49,8 @@ def compare(product: Equation | Planned) -> Measured | None:
     clock, _ = timing.timer()
     samplers = {name: clock.sampler(timing.compile(function, operands)) for name, function in functions.items()}
     ms = timing.take(samplers, REPEATS, PATIENCE_S)
-    of_lax, ours = (timing.quartiles([time / calls for time in ms[name]]) for name in ("lax", "jaxext"))
-    return Measured(of_lax, ours)
+    lax_ms, jaxext_ms = (timing.quartiles([time / calls for time in ms[name]]) for name in ("lax", "jaxext"))
+    return Measured(lax_ms, jaxext_ms)
 
 
 # The functions of lax and of jaxext, their operands, and how many products each call makes.

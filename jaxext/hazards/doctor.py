@@ -222,8 +222,8 @@ def _equations(program: ClosedJaxpr, splits: Splits, platform: str) -> Iterator[
         operands, result = next(known, unknown) if step.eqn.primitive.name in ASKED else unknown
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
-            of_reduction = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))
-            yield Equation(step.eqn, operands, _left(splits.mesh, step), platform, in_loop, result=result, **of_reduction), step
+            reductions = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))
+            yield Equation(step.eqn, operands, _left(splits.mesh, step), platform, in_loop, result=result, **reductions), step
         origins.follow(step)
 
 

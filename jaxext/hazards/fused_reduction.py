@@ -40,7 +40,7 @@ class _Node:
     """An equation that is no call.  Its arrays are pairs: the calls and loops around the equation that makes it, and its variable."""
 
     eqn: Any
-    operands: Sequence[Any]
+    operands: Sequence[Any]  # None for a literal
     results: Sequence[Any]
 
     @property
@@ -57,7 +57,7 @@ class FusedReductions:
             self._users[array].append(None)
         for node in reversed(self._nodes.values()):  # XLA removes what nobody uses, such as the value of a loss in its gradient
             if node.eqn.effects or any(self._users[array] for array in node.results):
-                for array in {*node.operands}:
+                for array in {*node.operands} - {None}:
                     self._users[array].append(node)
         self._maker = {array: node for node in self._nodes.values() for array in node.results}
 
@@ -77,7 +77,7 @@ class FusedReductions:
             for inner in inside:
                 for result in self._add(inner, here, {}):
                     self._users[result].append(None)
-            self._nodes[here] = _Node(eqn, [each for each in operands if each is not None], [*map(array, eqn.outvars)])
+            self._nodes[here] = _Node(eqn, operands, [*map(array, eqn.outvars)])
         return [(around, id(var)) if isinstance(var, Literal) else array(var) for var in jaxpr.outvars]
 
     def has_one_number(self, step: Step) -> bool:
@@ -107,8 +107,8 @@ class FusedReductions:
             return False
         if not most // result.dtype.itemsize < rows <= most // (-(-columns // depth) * depth):
             return False
-        of_left = math.prod(lhs.shape[i] for i in range(lhs.ndim) if i not in (*dims[0][0], *dims[1][0]))
-        first = node if of_left == columns else self._transposed(node)
+        left_size = math.prod(lhs.shape[i] for i in range(lhs.ndim) if i not in (*dims[0][0], *dims[1][0]))
+        first = node if left_size == columns else self._transposed(node)
         return rows in (*lhs.shape, *rhs.shape) and all(self._contracts_last(node, i) for i in (0, 1)) and self._is_reduced(first)
 
     def _product(self, step: Step) -> _Node | None:
@@ -128,30 +128,27 @@ class FusedReductions:
 
     def _contracts_last(self, node: _Node, i: int) -> bool:
         """Return whether the last axes of this factor are contracted.  XLA makes the transpose of matrices a part of the product."""
-        atom, axes = node.eqn.invars[i], _dimension_numbers(node.eqn)[0][i]
-        maker, ndim = self._maker.get(self._array(node, atom)), atom.aval.ndim
+        axes, ndim = _dimension_numbers(node.eqn)[0][i], node.eqn.invars[i].aval.ndim
+        maker = self._maker.get(node.operands[i])
         matrices = ndim - len(_dimension_numbers(node.eqn)[1][i]) == 2
         while matrices and maker is not None and maker.name == "transpose":
             axes = [maker.eqn.params["permutation"][axis] for axis in axes]
-            maker = self._maker.get(maker.operands[0]) if maker.operands else None
+            maker = self._maker.get(maker.operands[0])
         return sorted(axes) == [*range(ndim - len(axes), ndim)] and not (matrices and self._is_of_transposed(maker))
-
-    def _array(self, node: _Node, atom: Any) -> Any:
-        atoms = [each for each in node.eqn.invars if not isinstance(each, Literal)]
-        return None if isinstance(atom, Literal) else node.operands[atoms.index(atom)]
 
     def _is_of_transposed(self, maker: _Node | None) -> bool:
         """Return whether elementwise operations of a transposed array make it."""
         if maker is None or maker.name not in ELEMENTWISE:
             return False
-        makers = [self._maker.get(array) for array in maker.operands if array[1].aval.shape == maker.results[0][1].aval.shape]
+        shape = maker.results[0][1].aval.shape
+        makers = [self._maker.get(array) for array in maker.operands if array is not None and array[1].aval.shape == shape]
         return any(each is not None and (each.name == "transpose" or self._is_of_transposed(each)) for each in makers)
 
     def _is_reduced(self, product: _Node | None) -> bool:
         """Return whether a kernel that grows from a reduction takes in the product."""
         if product is None:
             return False
-        matrices = product.name == "transpose" or product.name == "dot_general" and _of_matrices(product.eqn)
+        matrices = product.name == "transpose" or product.name == "dot_general" and _multiplies_matrices(product.eqn)
         reached, reductions = [product], {}
         for node in reached:
             for user in (user for array in node.results for user in self._users[array] if user is not None):
@@ -185,7 +182,7 @@ def _is_taken_in(node: _Node, matrices: bool) -> bool:
     return nothing or node.name in ("broadcast_in_dim", "reshape") or max(each.size for each in (result, *operands)) >= LEAST_ELEMENTS
 
 
-def _of_matrices(eqn: Any) -> bool:
+def _multiplies_matrices(eqn: Any) -> bool:
     return eqn.outvars[0].aval.ndim - len(_dimension_numbers(eqn)[1][0]) == 2
 
 

@@ -44,7 +44,7 @@ class Origin:
         return bool(self.arrays) and not self.argument
 
 
-def of_all(origins: Iterable[Origin], one_number: bool = False) -> Origin:
+def merged(origins: Iterable[Origin], one_number: bool = False) -> Origin:
     origins = [*origins]
     return Origin(any(each.argument for each in origins), frozenset().union(*(each.arrays for each in origins)), one_number)
 
@@ -57,7 +57,7 @@ class Origins:
         self._add_constants(program)
 
     def of(self, atom: Any) -> Origin:
-        return _of_array(atom.val) if isinstance(atom, Literal) else self._known.get(atom, Origin())
+        return _array_origin(atom.val) if isinstance(atom, Literal) else self._known.get(atom, Origin())
 
     def follow(self, step: Step) -> None:
         eqn: Any = step.eqn
@@ -72,7 +72,7 @@ class Origins:
             name = eqn.primitive.name
             alike = name in ELEMENTWISE | SPREADING and all(each.one_number for each in operands)
             for var in eqn.outvars:
-                self._known[var] = of_all(operands, (alike or _single(var.aval)))
+                self._known[var] = merged(operands, (alike or _single(var.aval)))
 
     def _enter(self, eqn: Any, inside: Sequence[Jaxpr], operands: list[Origin], call: bool) -> None:
         for value in eqn.params.values():
@@ -81,7 +81,7 @@ class Origins:
                     self._add_constants(closed)
         for inner in inside:
             # A loop carries what it makes of all operands.  Of others the last operands are those of the program inside.
-            mixed, looped = of_all(operands), eqn.primitive.name in ("scan", "while")
+            mixed, looped = merged(operands), eqn.primitive.name in ("scan", "while")
             for i, var in enumerate(reversed(inner.invars), 1):
                 origin = operands[-i] if i <= len(operands) and not looped else mixed
                 self._known[var] = origin if call else dataclasses.replace(origin, one_number=_single(var.aval))
@@ -93,12 +93,12 @@ class Origins:
         params = eqn.params
         if eqn.primitive.name == "scan":
             return operands[: _compat.scan_counts(params)[0]]
-        of_condition = params["cond_nconsts"]
+        condition_consts = params["cond_nconsts"]
         body = params["body_jaxpr"].jaxpr is inner
-        return operands[of_condition : of_condition + params["body_nconsts"]] if body else operands[:of_condition]
+        return operands[condition_consts : condition_consts + params["body_nconsts"]] if body else operands[:condition_consts]
 
     def _add_constants(self, closed: ClosedJaxpr) -> None:
-        self._known.update({var: _of_array(value) for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)})
+        self._known.update({var: _array_origin(value) for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)})
 
 
 def _single(aval: Any) -> bool:
@@ -106,7 +106,7 @@ def _single(aval: Any) -> bool:
     return shape is not None and all(isinstance(n, int) for n in shape) and math.prod(shape) == 1
 
 
-def _of_array(value: Any) -> Origin:
+def _array_origin(value: Any) -> Origin:
     """Return the origin of an array that is written into the program.  A single number is no array."""
     dtype = getattr(value, "dtype", None)
     if np.size(value) == 1 or dtype is None or not jnp.issubdtype(dtype, jnp.inexact):

@@ -81,8 +81,8 @@ def _meshes(program: ClosedJaxpr, shardings: Sequence[Any]) -> Iterator[Any]:
     yield from (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
     for step in walk(program.jaxpr):
         params = step.eqn.params
-        of_jit = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
-        for sharding in (params.get("sharding"), params.get("dst_sharding"), *of_jit):
+        jit_shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+        for sharding in (params.get("sharding"), params.get("dst_sharding"), *jit_shardings):
             if isinstance(sharding, NamedSharding):
                 yield sharding.mesh
         if step.eqn.primitive.name == "shard_map":

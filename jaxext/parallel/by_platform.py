@@ -110,8 +110,8 @@ ad.primitive_transposes[by_platform] = _transpose
 
 
 def _merged(marks: Sequence[bool], marked: Sequence, unmarked: Sequence) -> list:
-    marked, unmarked = iter(marked), iter(unmarked)
-    return [next(marked if mark else unmarked) for mark in marks]
+    ones, others = iter(marked), iter(unmarked)
+    return [next(ones if mark else others) for mark in marks]
 
 
 def _mapped(fun: Callable, axes: tuple, results: tuple, size: int, name, spmd_name, *args):

@@ -213,10 +213,10 @@ def _(along, with_rows, primals, tangents):
     results = _, rows = _gathered(along, True, x, w)
     if isinstance(d_x, SymbolicZero):
         return results[: 1 + with_rows], (along.product(rows, d_w), _zero_tangent(rows))[: 1 + with_rows]
-    of_y, *of_rows = _gathered(along, with_rows, d_x, w)
+    d_y, *d_rows = _gathered(along, with_rows, d_x, w)
     if not isinstance(d_w, SymbolicZero):
-        of_y = of_y + along.product(rows, d_w)
-    return results[: 1 + with_rows], (of_y, *of_rows)
+        d_y = d_y + along.product(rows, d_w)
+    return results[: 1 + with_rows], (d_y, *d_rows)
 
 
 def _zero_tangent(x):

@@ -109,21 +109,21 @@ class SplitForm:
     def copies(self, slot: str) -> int:
         return math.prod(self.devices[label] for label in self.missing(slot))
 
-    def bytes(self, slot: str, whole: Sequence[str] = ()) -> int:
-        """Bytes of one device's part, as the product reads it, except that the labels in `whole` are not split."""
-        parts = (1 if label in whole else self.parts(label) for label in self.form.labels[slot])
+    def bytes(self, slot: str, unsplit: Sequence[str] = ()) -> int:
+        """Bytes of one device's part, as the product reads it, except that the labels in `unsplit` are not split."""
+        parts = (1 if label in unsplit else self.parts(label) for label in self.form.labels[slot])
         return self.itemsize * math.prod(self.sizes[label] for label in self.form.labels[slot]) // math.prod(parts)
 
     def cost(self, open: str, role: str) -> Cost:
-        operands, whole = self.form.operands(open), self.form.window if self.gathers else ()
+        operands, unsplit = self.form.operands(open), self.form.window if self.gathers else ()
         kept = {slot: self.copies(slot) if slot in self.scattered else 1 for slot in self.form.labels}
-        held = {slot: self.bytes(slot, whole if slot == open else ()) // kept[slot] for slot in (*operands, open)}
+        held = {slot: self.bytes(slot, unsplit if slot == open else ()) // kept[slot] for slot in (*operands, open)}
         pairs = math.prod(self.sizes[label] // self.parts(label) for label in self.form.free)
         pairs = pairs / math.prod(self.sizes[label] for label in self.form.chosen) if self.form.chosen else pairs
         pairs *= math.prod(meetings(self.window, axis) for axis in range(len(self.axes)))
         computed_apart = math.prod(1 if self.gathers else self.parts(label) for label, _, _ in self.axes)
         collectives = [collective for slot in operands for collective in (*self.assemble(slot), *self.exchange(slot))]
-        collectives += [*reversed(self.exchange(open)), *self.add(open, whole), *self.send(open)]
+        collectives += [*reversed(self.exchange(open)), *self.add(open, unsplit), *self.send(open)]
         return Cost(role, 2 * pairs / computed_apart, held, tuple(collectives))
 
     def assemble(self, slot: str) -> Iterator[Collective]:
@@ -155,32 +155,30 @@ class SplitForm:
                 local[label] += sum(sides)
         return permutes
 
-    def add(self, open: str, whole: Sequence[str]) -> Iterator[Collective]:
+    def add(self, open: str, unsplit: Sequence[str]) -> Iterator[Collective]:
         """The reduction of partial results, if a label that the result lacks is split."""
         if missing := self.missing(open):
             kind, kept = ("reduce-scatter", self.copies(open)) if open in self.scattered else ("all-reduce", 1)
-            yield Collective(kind, open, missing, self.copies(open), self.bytes(open, whole) // kept)
+            yield Collective(kind, open, missing, self.copies(open), self.bytes(open, unsplit) // kept)
 
     def check(self) -> None:
+        slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
         for label in self.sizes:
             if self.sizes[label] % self.parts(label):
                 split = f"{self.inputs[label]}, and {label} with it," if label in self.inputs else label
                 raise ValueError(f"cost: sharding splits {split} into {self.parts(label)}, want a divisor of {label}={self.sizes[label]}")
         for slot, label in self.scattered.items():
             if slot not in self.form.slots or label not in self.form.labels[slot]:
-                slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
-                raise ValueError(
-                    f"cost: scattered is {format_value(label)} of {format_value(slot)}, want a slot and one of its labels ({slots})"
-                )
+                got = f"{format_value(label)} of {format_value(slot)}"
+                raise ValueError(f"cost: scattered is {got}, want a slot and one of its labels ({slots})")
             if self.copies(slot) == 1:
                 raise ValueError(f"cost: scattered has {slot!r}, which has only one copy; want a slot that lacks a split label")
             if self.sizes[label] % (self.parts(label) * self.copies(slot)):
                 many = f"{self.parts(label)} parts and {self.copies(slot)} copies"
                 raise ValueError(f"cost: scattered {slot!r} has {label}={self.sizes[label]} in {many}, want their product to divide it")
         for slot, (outside, label) in self.sent.items():
-            of_slot = self.form.labels.get(slot, ())
-            if not {outside, label} <= {*of_slot} or self.parts(outside) > 1:
-                slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
+            slot_labels = self.form.labels.get(slot, ())
+            if not {outside, label} <= {*slot_labels} or self.parts(outside) > 1:
                 got = f"{format_value((outside, label))} of {format_value(slot)}"
                 raise ValueError(f"cost: sent is {got}, want two labels of a slot, of which the first is not split ({slots})")
             if self.sizes[outside] % self.parts(label):
@@ -290,13 +288,13 @@ def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int]
     for name, entries in dict(steps, padding=padding).items():
         if entries is not None and not isinstance(entries, str) and not (isinstance(entries, Sequence) and len(entries) == rank):
             raise ValueError(f"cost: {name} is {format_value(entries)}, want one entry for each of {rank} spatial axes")
-    strides, of_input, of_filter = (tuple(_positive(name, n) for n in entries or (1,) * rank) for name, entries in steps.items())
+    strides, lhs_dilation, rhs_dilation = (tuple(_positive(name, n) for n in entries or (1,) * rank) for name, entries in steps.items())
     input, filter = (tuple(sizes[label] for label in names) for names in (inputs, filters))
     if isinstance(padding, str):
-        dilated = tuple(map(dilate, input, of_input)), tuple(map(dilate, filter, of_filter))
+        dilated = tuple(map(dilate, input, lhs_dilation)), tuple(map(dilate, filter, rhs_dilation))
         padding = lax.padtype_to_pads(*dilated, strides, padding) if rank else ()
     pads = tuple((operator.index(low), operator.index(high)) for low, high in padding)
-    window = Window(input=input, filter=filter, stride=strides, padding=pads, input_dilation=of_input, filter_dilation=of_filter)
+    window = Window(input=input, filter=filter, stride=strides, padding=pads, input_dilation=lhs_dilation, filter_dilation=rhs_dilation)
     if not all(window.output):
         raise ValueError(f"cost: the output of {window} has sizes {window.output}, want a filter that fits into the padded input")
     return window

@@ -159,30 +159,31 @@ def halo_causal_conv1d(
     devices_along(axis_name, f"{name}: axis_name")
     arrays = {"x": x, "w": w} | checks.given(bias=bias, seq_idx=seq_idx)
 
-    def of_part(**states):
-        how = dict(return_final_states=False, precision=precision, implementation=implementation)
-        return causal.convolution(name, arrays | states, activation, **how)
+    def convolve(**states):
+        return causal.convolution(
+            name, arrays | states, activation, return_final_states=False, precision=precision, implementation=implementation
+        )
 
     # Traced for what it refuses, before shapes are relied on.
-    jax.eval_shape(lambda: of_part(**checks.given(initial_states=initial_states)))
+    jax.eval_shape(lambda: convolve(**checks.given(initial_states=initial_states)))
     steps, part = jnp.shape(w)[0] - 1, jnp.asarray(x)
     state = edge(part, part.ndim - 2, axis_name, steps, before=True)  # zeros for the first
     states = {"initial_states": state}
     if seq_idx is not None:
         numbers = jnp.asarray(seq_idx)
-        states["idx_of_states"] = of_state = edge(numbers, numbers.ndim - 1, axis_name, steps, before=True)
+        states["idx_of_states"] = state_numbers = edge(numbers, numbers.ndim - 1, axis_name, steps, before=True)
     if initial_states is None:
-        return of_part(**states)
+        return convolve(**states)
     first = lax.axis_index(axis_name) * part.shape[-2]  # of this device's steps
     begin = steps - first  # where in its state the first step of all lies
     given = jnp.asarray(initial_states).astype(part.dtype)
     own = lax.dynamic_slice_in_dim(jnp.concatenate([given, jnp.zeros_like(given)], -2), first, steps, given.ndim - 2)
     states["initial_states"] = jnp.where(_positions(state, -2) < begin, own, state)
     if seq_idx is not None:  # the number of the given state is that of the first step
-        seen = jnp.concatenate([of_state, numbers], -1)
+        seen = jnp.concatenate([state_numbers, numbers], -1)
         number = jnp.where(_positions(seen, -1) == begin, seen, 0).sum(-1, keepdims=True, dtype=seen.dtype)
-        states["idx_of_states"] = jnp.where(_positions(of_state, -1) < begin, number, of_state)
-    return of_part(**states)
+        states["idx_of_states"] = jnp.where(_positions(state_numbers, -1) < begin, number, state_numbers)
+    return convolve(**states)
 
 
 def _sizes(axis_names, rank) -> list[int]:
