@@ -261,10 +261,11 @@ class Known:
     """A function in a worker, with its truth and its facts."""
 
     def __init__(self, function: Function):
-        self.function, self.names = function, {}
+        self.function, self.names = function, dict[str, Any]()
         exec(HEAD.partition("\n")[2].partition("\n")[2], self.names)  # without the lines for a process of its own
-        fns = function.fn, function.fn if function.reference is None else function.reference
-        self.fn, self.reference = (eval(fn, self.names) if isinstance(fn, str) else fn for fn in fns)
+        of: Any = function.fn if function.reference is None else function.reference
+        self.fn: Any = eval(function.fn, self.names) if isinstance(function.fn, str) else function.fn
+        self.reference: Any = eval(of, self.names) if isinstance(of, str) else of
         result = jax.eval_shape(self.reference, *function.args)
         if not isinstance(result, jax.ShapeDtypeStruct):
             raise TypeError(f"check_shardings: fn returns {type(result).__name__}, want an array: choose one by a lambda")
