@@ -13,7 +13,7 @@ from jaxext.core.call import symbolic_size
 from jaxext.core.choose import replacing_lax
 from jaxext.core.form import owner
 from jaxext.core.implementation import Plan
-from jaxext.hazards.products import Equation, Planned
+from jaxext.hazards.lax_products import Equation, Planned
 from jaxext.tuning import random_operands, timing
 from jaxext.tuning.truth import alone
 

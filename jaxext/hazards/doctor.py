@@ -23,8 +23,8 @@ from jaxext.core.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
 from jaxext.hazards.fused_reduction import FusedReductions, fused_in_own
 from jaxext.hazards.known_hazards import Hazard, found_in
+from jaxext.hazards.lax_products import PRODUCTS, Equation, Place, Planned, place
 from jaxext.hazards.origins import Origins
-from jaxext.hazards.products import PRODUCTS, Equation, Place, Planned, place
 from jaxext.hazards.split_axes import ASKED, Splits, product_splits
 from jaxext.lax.dispatch import in_place_of_lax
 from jaxext.tuning.explain import WIDTH, chosen, known_platform

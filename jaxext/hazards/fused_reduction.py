@@ -22,8 +22,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxext.core.choose import Choice
 from jaxext.core.form import owner, rows_columns_depth
 from jaxext.core.invariant import Invariant
+from jaxext.hazards.lax_products import Equation
 from jaxext.hazards.origins import CALLS, ELEMENTWISE, Origins, rewritten
-from jaxext.hazards.products import Equation
 from jaxext.tuning.explain import chosen
 from jaxext.tuning.truth import alone
 from jaxext.tuning.walk import Step, jaxprs_in, walk

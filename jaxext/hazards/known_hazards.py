@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxext._compat import PLATFORMS
 from jaxext.core.call import Call
-from jaxext.hazards.products import PRODUCTS, Conv, Equation, Planned
+from jaxext.hazards.lax_products import PRODUCTS, Conv, Equation, Planned
 
 CPU, GPUS = ("cpu",), ("cuda", "rocm")
 IN_PLACE = "jaxext's operation, or jaxext.in_place_of_lax() around the model"

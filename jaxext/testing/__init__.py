@@ -14,11 +14,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxext._messages import array_named, format_value, refuse_traced
+from jaxext.testing.check_report import Report, Row
 from jaxext.testing.conformance import Case, is_float, judge
 from jaxext.testing.cuts import HALVES, cuts_of, linear_of
 from jaxext.testing.derivatives import DERIVATIVES
 from jaxext.testing.programs import PROGRAMS, VMAP
-from jaxext.testing.report import Report, Row
 from jaxext.testing.sharded import SHARDED, Split, mesh_of, splits_along
 
 __all__ = ["CHECKS", "Report", "Row", "Split", "check_op"]

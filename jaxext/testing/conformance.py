@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext.testing.report import FIXES, NARROW, NO_FLATBUFFERS, NO_SPLITS, ONE_DEVICE, Row, missing, wrong_implementation
+from jaxext.testing.check_report import FIXES, NARROW, NO_FLATBUFFERS, NO_SPLITS, ONE_DEVICE, Row, missing, wrong_implementation
 
 Tree = Any
 NEEDS = "needs"  # begins the reason of a check whose prerequisite did not pass
