@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxext.kernels.machine import machine
-from jaxext.parallel.cost_model import cost
-from jaxext.parallel.split_form import Collective, Cost
+from jaxext.parallel.cost_model import Collective, Cost, cost
 
 # NVIDIA's data sheets of the H100 and H200 (SXM) and of ConnectX-7: all of each is assumed, and no latency.
 FLOPS = machine(90, "NVIDIA H200").flops  # per second: dense bfloat16 products

@@ -13,7 +13,7 @@ from jaxext.core.call import symbolic_size
 from jaxext.core.choose import replacing_lax
 from jaxext.core.form import owner
 from jaxext.core.implementation import Plan
-from jaxext.hazards.subjects import Equation, Planned
+from jaxext.hazards.lax_products import Equation, Planned
 from jaxext.tuning import random_operands, timing
 from jaxext.tuning.truth import alone
 
@@ -37,20 +37,20 @@ class Measured:
         return f"measured here: lax {lax:.3g} ms, jaxext {ours:.3g} ms ({lax / ours:.3g} times as fast)"
 
 
-def compare(subject: Equation | Planned) -> Measured | None:
+def compare(product: Equation | Planned) -> Measured | None:
     """The times of both on random operands.
 
     None if a size is symbolic, the family has no program of lax's, or what is slow is that devices split the product.
     """
-    both = _planned(subject) if isinstance(subject, Planned) else _in_loop(subject)
+    both = _planned(product) if isinstance(product, Planned) else _in_loop(product)
     if both is None:
         return None
     functions, operands, calls = both
     clock, _ = timing.timer()
     samplers = {name: clock.sampler(timing.compile(function, operands)) for name, function in functions.items()}
     ms = timing.take(samplers, REPEATS, PATIENCE_S)
-    of_lax, ours = (timing.quartiles([time / calls for time in ms[name]]) for name in ("lax", "jaxext"))
-    return Measured(of_lax, ours)
+    lax_ms, jaxext_ms = (timing.quartiles([time / calls for time in ms[name]]) for name in ("lax", "jaxext"))
+    return Measured(lax_ms, jaxext_ms)
 
 
 # The functions of lax and of jaxext, their operands, and how many products each call makes.

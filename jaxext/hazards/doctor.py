@@ -14,20 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from jaxext._messages import PAGES, counted, format_value
 from jaxext.core.choose import replacing_lax
 from jaxext.core.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
-from jaxext.hazards.fused_reduction import FusedReductions
-from jaxext.hazards.hazard import Hazard
-from jaxext.hazards.known_hazards import HAZARDS
-from jaxext.hazards.own_products import fused_in_own
-from jaxext.hazards.reading import Origins, computes_gradients
-from jaxext.hazards.remarks import no_loss, remarks
+from jaxext.hazards.fused_reduction import FusedReductions, fused_in_own
+from jaxext.hazards.known_hazards import Hazard, found_in
+from jaxext.hazards.lax_products import PRODUCTS, Equation, Place, Planned, place
+from jaxext.hazards.origins import Origins
 from jaxext.hazards.split_axes import ASKED, Splits, product_splits
-from jaxext.hazards.subjects import PRODUCTS, Equation, Place, Planned, place
 from jaxext.lax.dispatch import in_place_of_lax
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
 from jaxext.tuning.tool import Tool
@@ -37,6 +35,8 @@ from jaxext.tuning.walk import Step, walk
 ORDER = ("wrong", "crash", "slow", "note")
 UNKNOWN = "XLA could not be asked how it splits arrays, so the hazards of several devices were not looked for."
 ALIKE = 5  # notes of one kind that are listed
+LISTED = 3  # constants that are named
+NO_FLOATS = "no argument is a floating-point array"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,33 +168,31 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
 
     def examined(fun, args, kwargs) -> Report:
         with replacing_lax(False):
-            program = jax.make_jaxpr(fun)(*args, **kwargs)
-            backward = no_loss(program) is None if gradients is None else gradients
-            said = (*remarks(program, backward, gradients),)
-            read = "forward and backward" if backward else "as it stands" if computes_gradients(program) else "forward"
-            leaves, alone = jax.tree.leaves((args, kwargs)), program
-            whole = with_gradient(fun) if backward else fun
-            if backward:
-                program = _traced_gradient(whole, args, kwargs)
+            forward = jax.make_jaxpr(fun)(*args, **kwargs)
+            backward = _no_loss(forward) is None if gradients is None else gradients
+            read = "forward and backward" if backward else "as it stands" if _computes_gradients(forward) else "forward"
+            read_function = with_gradient(fun) if backward else fun
+            program = _traced_gradient(read_function, args, kwargs) if backward else forward
+        leaves = jax.tree.leaves((args, kwargs))
         splits = product_splits(program, [getattr(array, "sharding", None) for array in (*program.consts, *leaves)])
-        said += () if splits.products is not None else (UNKNOWN,)
+        remarks = *_remarks(forward, backward, gradients), *(() if splits.products is not None else (UNKNOWN,))
         equations = [*_equations(program, splits, platform), *fused_in_own(program, platform)]
-        in_evaluation = [*_fused_in_evaluation(alone, equations)] if backward and platform == "cpu" else []
-        planned, refusal = _planned_in_place(whole, args, kwargs, program, platform)
-        findings: dict[tuple, tuple[Finding, Any]] = {}
-        for subject, step in (*equations, *in_evaluation, *planned):
-            for hazard in _hazards(subject):
-                where = place(step)
-                key = hazard.name, subject.key, where.source, where.backward
-                times = where.times + (findings[key][0].times if key in findings else 0)
-                findings[key] = dataclasses.replace(_finding(hazard, subject, where), times=times), subject
-        ordered = sorted(findings.values(), key=lambda pair: ORDER.index(pair[0].what))
-        measured = [
-            dataclasses.replace(finding, measured=compare(subject)) if measure and finding.what == "slow" else finding
-            for finding, subject in ordered
+        in_evaluation = _fused_in_evaluation(forward, equations) if backward and platform == "cpu" else ()
+        planned, refusal = _planned_in_place(read_function, args, kwargs, program, platform)
+        found: dict[tuple, tuple[Finding, Equation | Planned]] = {}
+        for product, step in (*equations, *in_evaluation, *planned):
+            where = place(step)
+            for hazard in found_in(product, jax.__version_info__):
+                key = hazard.name, product.key, where.source, where.backward
+                times = where.times + (found[key][0].times if key in found else 0)
+                found[key] = _finding(hazard, product, where, times), product
+        findings = [
+            dataclasses.replace(finding, measured=compare(product)) if measure and finding.what == "slow" else finding
+            for finding, product in sorted(found.values(), key=lambda pair: ORDER.index(pair[0].what))
         ]
         products = sum(equation.name in PRODUCTS for equation, _ in equations)
-        return Report(platform, jax.__version__, read, products, tuple(measured), _format_mesh(splits.mesh, leaves), refusal, said)
+        mesh = _format_mesh(splits.mesh, leaves)
+        return Report(platform, jax.__version__, read, products, tuple(findings), mesh, refusal, remarks)
 
     return Tool("doctor", fun, examined)
 
@@ -203,8 +201,8 @@ def _format_mesh(mesh: Mapping[str, int], leaves: Sequence[Any]) -> str:
     if not mesh:
         return "one device"
     bare = sum(not isinstance(getattr(leaf, "sharding", None), jax.NamedSharding) for leaf in leaves)
-    whole = f" (without a sharding, so whole on each device: {bare} of {counted(len(leaves), 'argument')})" if bare else ""
-    return f"a mesh of {', '.join(f'{axis} {size}' for axis, size in mesh.items())}{whole}"
+    replicated = f" (without a sharding, so whole on each device: {bare} of {counted(len(leaves), 'argument')})" if bare else ""
+    return f"a mesh of {', '.join(f'{axis} {size}' for axis, size in mesh.items())}{replicated}"
 
 
 def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
@@ -224,8 +222,8 @@ def _equations(program: ClosedJaxpr, splits: Splits, platform: str) -> Iterator[
         operands, result = next(known, unknown) if step.eqn.primitive.name in ASKED else unknown
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
-            of_reduction = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))
-            yield Equation(step.eqn, operands, _left(splits.mesh, step), platform, in_loop, result=result, **of_reduction), step
+            reductions = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))
+            yield Equation(step.eqn, operands, _left(splits.mesh, step), platform, in_loop, result=result, **reductions), step
         origins.follow(step)
 
 
@@ -283,28 +281,21 @@ def _named(step) -> tuple:
     return step.eqn.primitive, *(str(atom.aval) for atom in step.eqn.invars), where.source, where.scope
 
 
-def _hazards(subject: Equation | Planned) -> Iterator[Hazard]:
-    """Yield the hazards of the subject; the first only of a plan."""
-    for hazard in HAZARDS:
-        if hazard.found_in(subject, jax.__version_info__):
-            yield hazard
-            if isinstance(subject, Planned):
-                return
-
-
-def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Finding:
-    planned = isinstance(subject, Planned)
-    cost = [f"{_counted(subject.flops)}, computed by {subject.by} in jaxext" if planned else "", hazard.cost(subject)]
+def _finding(hazard: Hazard, product: Equation | Planned, where: Place, times: int) -> Finding:
+    planned = isinstance(product, Planned)
+    flops = product.flops if planned else 0
+    counted = f"{flops / 1e9:,.2f} GFLOP" if flops >= 1e8 else f"{flops / 1e6:.3g} MFLOP"
+    cost = [f"{counted}, computed by {product.by} in jaxext" if planned else "", hazard.cost(product)]
     return Finding(
         hazard=hazard.name,
         what=hazard.what,
         source=where.source,
         scope=where.scope,
         where="backward" if where.backward else "forward",
-        product=str(subject),
-        times=where.times,
-        why=hazard.why_on(subject.platform),
-        since=hazard.since_on(subject.platform),
+        product=str(product),
+        times=times,
+        why=hazard.why_on(product.platform),
+        since=hazard.since_on(product.platform),
         cost="; ".join(filter(None, cost)),
         measured=None,
         cure=hazard.cure,
@@ -312,5 +303,55 @@ def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Findi
     )
 
 
-def _counted(flops: float) -> str:
-    return f"{flops / 1e9:,.2f} GFLOP" if flops >= 1e8 else f"{flops / 1e6:.3g} MFLOP"
+def _no_loss(program: ClosedJaxpr) -> str | None:
+    """Return the reason why the gradient is not read unless it is asked for, or None."""
+    results: list[Any] = program.out_avals
+    arguments: list[Any] = program.in_avals
+    if len(results) != 1 or results[0].shape != () or not jnp.issubdtype(results[0].dtype, jnp.floating):
+        return "the function does not return one real number"
+    if not any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in arguments):
+        return NO_FLOATS
+    return None
+
+
+def _remarks(program: ClosedJaxpr, backward: bool, gradients: bool | None) -> Iterator[str]:
+    """Yield remarks on a function by its own program.  `backward`: whether its gradient is read too; `gradients`: whether it was asked."""
+    own = _computes_gradients(program)
+    if own and gradients:
+        yield "The function computes gradients itself, and gradients=True (--backward) reads the gradient of that: second derivatives."
+    elif own and backward:
+        yield (
+            "The function computes gradients itself and returns one real number, so its gradient is read too, as that of a loss. "
+            "If it is a training step, gradients=False (--no-backward) reads it as it stands."
+        )
+    elif own:
+        yield "The function computes gradients itself, as a training step does. It is read as it stands, and is not differentiated again."
+    elif not backward and gradients is None:
+        reason = _no_loss(program)
+        forced = "" if reason == NO_FLOATS else " gradients=True (--backward) reads it in all floating-point arguments."
+        yield f"No gradient is read, since {reason}.{forced}"
+    if constants := [*_constants_in_products(program)]:
+        types = sorted(frozenset().union(*constants))
+        named = ", ".join(types[:LISTED]) + (f" and {len(types) - LISTED} more types" if len(types) > LISTED else "")
+        operands = "1 product has an operand" if len(constants) == 1 else f"{len(constants)} products have operands"
+        yield (
+            f"{operands} made of arrays that the function closes over ({named}). These are constants of the program: XLA compiles them in "
+            "and may fold what is made of them alone. "
+            + ("" if own else "No gradient in them is read, so hazards of such a gradient are not reported. ")
+            + "If they are parameters, pass them as arguments."
+        )
+
+
+def _constants_in_products(program: ClosedJaxpr) -> Iterator[frozenset[str]]:
+    """Yield, for each product with an operand that is a constant of the program, the types of the arrays that it is made of."""
+    origins = Origins(program)
+    for step in walk(program.jaxpr):
+        if not step.inside and (step.eqn.primitive.name in PRODUCTS or step.eqn.primitive in owner):
+            if arrays := [origin.arrays for origin in map(origins.of, step.eqn.invars[:2]) if origin.constant]:
+                yield frozenset().union(*arrays)
+        origins.follow(step)
+
+
+def _computes_gradients(program: ClosedJaxpr) -> bool:
+    """Return whether the function computes a gradient itself."""
+    return any("transpose(" in str(step.eqn.source_info.name_stack) for step in walk(program.jaxpr))

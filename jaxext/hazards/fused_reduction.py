@@ -3,6 +3,8 @@
 XLA grows such a kernel from a reduction, as far as it computes nothing twice: upwards by what only the kernel uses, downwards by the one
 user of its result.  Elementwise operations of 4,096 elements or more, broadcasts and the product alone are taken in.  The last axis of the
 product's left factor is contracted.  To XLA a product is the same as that of the exchanged factors, transposed.
+
+jaxext's products are written as the equations that XLA gets of them, where `xla` computes them: XLA's compiler treats them as lax's.
 """
 
 from __future__ import annotations
@@ -10,15 +12,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from jaxext.core.form import rows_columns_depth
-from jaxext.hazards.reading import CALLS, ELEMENTWISE, Origins
-from jaxext.tuning.walk import Step, jaxprs_in
+from jaxext.core.choose import Choice
+from jaxext.core.form import owner, rows_columns_depth
+from jaxext.core.invariant import Invariant
+from jaxext.hazards.lax_products import Equation
+from jaxext.hazards.origins import CALLS, ELEMENTWISE, Origins, rewritten
+from jaxext.tuning.explain import chosen
+from jaxext.tuning.truth import alone
+from jaxext.tuning.walk import Step, jaxprs_in, walk
 
 REDUCTIONS = {f"reduce{window}_{of}" for of in ("sum", "max", "min") for window in ("", "_window")}
 TAKEN_IN = {*ELEMENTWISE, *REDUCTIONS, "broadcast_in_dim", "stop_gradient", "ceil", "floor", "expm1"}
@@ -32,7 +40,7 @@ class _Node:
     """An equation that is no call.  Its arrays are pairs: the calls and loops around the equation that makes it, and its variable."""
 
     eqn: Any
-    operands: Sequence[Any]
+    operands: Sequence[Any]  # None for a literal
     results: Sequence[Any]
 
     @property
@@ -49,7 +57,7 @@ class FusedReductions:
             self._users[array].append(None)
         for node in reversed(self._nodes.values()):  # XLA removes what nobody uses, such as the value of a loss in its gradient
             if node.eqn.effects or any(self._users[array] for array in node.results):
-                for array in {*node.operands}:
+                for array in {*node.operands} - {None}:
                     self._users[array].append(node)
         self._maker = {array: node for node in self._nodes.values() for array in node.results}
 
@@ -69,7 +77,7 @@ class FusedReductions:
             for inner in inside:
                 for result in self._add(inner, here, {}):
                     self._users[result].append(None)
-            self._nodes[here] = _Node(eqn, [each for each in operands if each is not None], [*map(array, eqn.outvars)])
+            self._nodes[here] = _Node(eqn, operands, [*map(array, eqn.outvars)])
         return [(around, id(var)) if isinstance(var, Literal) else array(var) for var in jaxpr.outvars]
 
     def has_one_number(self, step: Step) -> bool:
@@ -99,8 +107,8 @@ class FusedReductions:
             return False
         if not most // result.dtype.itemsize < rows <= most // (-(-columns // depth) * depth):
             return False
-        of_left = math.prod(lhs.shape[i] for i in range(lhs.ndim) if i not in (*dims[0][0], *dims[1][0]))
-        first = node if of_left == columns else self._transposed(node)
+        left_size = math.prod(lhs.shape[i] for i in range(lhs.ndim) if i not in (*dims[0][0], *dims[1][0]))
+        first = node if left_size == columns else self._transposed(node)
         return rows in (*lhs.shape, *rhs.shape) and all(self._contracts_last(node, i) for i in (0, 1)) and self._is_reduced(first)
 
     def _product(self, step: Step) -> _Node | None:
@@ -120,30 +128,27 @@ class FusedReductions:
 
     def _contracts_last(self, node: _Node, i: int) -> bool:
         """Return whether the last axes of this factor are contracted.  XLA makes the transpose of matrices a part of the product."""
-        atom, axes = node.eqn.invars[i], _dimension_numbers(node.eqn)[0][i]
-        maker, ndim = self._maker.get(self._array(node, atom)), atom.aval.ndim
+        axes, ndim = _dimension_numbers(node.eqn)[0][i], node.eqn.invars[i].aval.ndim
+        maker = self._maker.get(node.operands[i])
         matrices = ndim - len(_dimension_numbers(node.eqn)[1][i]) == 2
         while matrices and maker is not None and maker.name == "transpose":
             axes = [maker.eqn.params["permutation"][axis] for axis in axes]
-            maker = self._maker.get(maker.operands[0]) if maker.operands else None
+            maker = self._maker.get(maker.operands[0])
         return sorted(axes) == [*range(ndim - len(axes), ndim)] and not (matrices and self._is_of_transposed(maker))
-
-    def _array(self, node: _Node, atom: Any) -> Any:
-        atoms = [each for each in node.eqn.invars if not isinstance(each, Literal)]
-        return None if isinstance(atom, Literal) else node.operands[atoms.index(atom)]
 
     def _is_of_transposed(self, maker: _Node | None) -> bool:
         """Return whether elementwise operations of a transposed array make it."""
         if maker is None or maker.name not in ELEMENTWISE:
             return False
-        makers = [self._maker.get(array) for array in maker.operands if array[1].aval.shape == maker.results[0][1].aval.shape]
+        shape = maker.results[0][1].aval.shape
+        makers = [self._maker.get(array) for array in maker.operands if array is not None and array[1].aval.shape == shape]
         return any(each is not None and (each.name == "transpose" or self._is_of_transposed(each)) for each in makers)
 
     def _is_reduced(self, product: _Node | None) -> bool:
         """Return whether a kernel that grows from a reduction takes in the product."""
         if product is None:
             return False
-        matrices = product.name == "transpose" or product.name == "dot_general" and _of_matrices(product.eqn)
+        matrices = product.name == "transpose" or product.name == "dot_general" and _multiplies_matrices(product.eqn)
         reached, reductions = [product], {}
         for node in reached:
             for user in (user for array in node.results for user in self._users[array] if user is not None):
@@ -177,7 +182,7 @@ def _is_taken_in(node: _Node, matrices: bool) -> bool:
     return nothing or node.name in ("broadcast_in_dim", "reshape") or max(each.size for each in (result, *operands)) >= LEAST_ELEMENTS
 
 
-def _of_matrices(eqn: Any) -> bool:
+def _multiplies_matrices(eqn: Any) -> bool:
     return eqn.outvars[0].aval.ndim - len(_dimension_numbers(eqn)[1][0]) == 2
 
 
@@ -199,3 +204,58 @@ def _is_vector(eqn: Any) -> bool:
     """Return whether a factor has no axis of its own, or nothing is summed: XLA makes a matrix product of none of these."""
     lhs, rhs = (atom.aval.shape for atom in eqn.invars[:2])
     return 1 in rows_columns_depth(lhs, rhs, _dimension_numbers(eqn))[1:]
+
+
+def fused_in_own(program: ClosedJaxpr, platform: str) -> Iterator[tuple[Equation, Step]]:
+    """Products of jaxext that XLA's CPU compiler fuses with their reduction, as it does lax's."""
+    if platform != "cpu":
+        return
+    written, own = _written(program, platform)
+    fused = FusedReductions(written, origins := Origins(written))
+    for step in walk(written.jaxpr):
+        around = (*step.within, step.eqn)
+        depth = next((i for i, eqn in enumerate(around) if id(eqn) in own), None)
+        if depth is not None and not step.inside and fused.has_one_number(step):
+            eqn = own[id(around[depth])]
+            product = Step(eqn, step.jaxpr, step.times, step.within[:depth], ())
+            yield Equation(eqn, [None] * len(eqn.invars), {}, platform, one_number_reduced=True), product
+        origins.follow(step)
+
+
+def _written(program: ClosedJaxpr, platform: str) -> tuple[ClosedJaxpr, dict[int, Any]]:
+    """The program in which products of jaxext with one number everywhere are written in equations of lax, as `xla` computes them.
+
+    Also returns the product that each such equation is a part of, by the equation's id.
+    """
+    wanted, own, origins = set(), {}, Origins(program)
+    for step in walk(program.jaxpr):
+        if step.eqn.primitive in owner and any(origins.of(atom).one_number for atom in step.eqn.invars):
+            wanted.add(id(step.eqn))
+        origins.follow(step)
+
+    def rewrite(eqn: Any) -> list[Any]:
+        eqns = _equations_of_xla(eqn, platform) if id(eqn) in wanted else None
+        own.update((id(each), eqn) for each in eqns or ())
+        return eqns or [eqn]
+
+    return rewritten(program, rewrite), own
+
+
+def _equations_of_xla(eqn: Any, platform: str) -> list[Any] | None:
+    """The equations of `xla`, of the variables around the product; None if another implementation computes it, or xla by parts."""
+    if isinstance(eqn.params["static"].implementation, Invariant):
+        return None
+    choice: Choice = chosen(eqn, platform)[-1]
+    if choice.plan is None or choice.implementation != "xla":
+        return None
+    closed = jax.make_jaxpr(alone(choice.plan, choice.config))(*(atom.aval for atom in eqn.invars))
+    inner = closed.jaxpr
+    of: dict[Any, Any] = dict(zip(inner.outvars, eqn.outvars, strict=True))
+    if closed.consts or len(of) < len(inner.outvars) or not {*inner.invars}.isdisjoint(of) or any(isinstance(v, Literal) for v in of):
+        return None
+    of.update(zip(inner.invars, eqn.invars, strict=True))
+
+    def outer(atom) -> Any:
+        return atom if isinstance(atom, Literal) else of.get(atom, atom)
+
+    return [each.replace(invars=[*map(outer, each.invars)], outvars=[*map(outer, each.outvars)]) for each in inner.eqns]

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy
 from jax.sharding import NamedSharding
 
 from jaxext import _compat
 from jaxext.core.form import owner
+from jaxext.hazards.origins import rewritten
 from jaxext.tuning.walk import walk
 
 Split = tuple[tuple[str, ...], ...]  # of each dimension: the mesh axes that split it
@@ -80,8 +81,8 @@ def _meshes(program: ClosedJaxpr, shardings: Sequence[Any]) -> Iterator[Any]:
     yield from (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
     for step in walk(program.jaxpr):
         params = step.eqn.params
-        of_jit = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
-        for sharding in (params.get("sharding"), params.get("dst_sharding"), *of_jit):
+        jit_shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+        for sharding in (params.get("sharding"), params.get("dst_sharding"), *jit_shardings):
             if isinstance(sharding, NamedSharding):
                 yield sharding.mesh
         if step.eqn.primitive.name == "shard_map":
@@ -89,48 +90,22 @@ def _meshes(program: ClosedJaxpr, shardings: Sequence[Any]) -> Iterator[Any]:
 
 
 def _marked(program: ClosedJaxpr) -> tuple[ClosedJaxpr, int]:
-    """The program with a name around each product, by which to find it again, and the number of them.
-
-    What has none inside stays the same object, since jax lowers that once.
-    """
+    """The program with a name around each product, by which to find it again, and the number of them."""
     numbers = itertools.count()
 
-    def marked(value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
-            jaxpr = marked_jaxpr(value.jaxpr)
-            return value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
-        if isinstance(value, Jaxpr):
-            return marked_jaxpr(value)
-        if not isinstance(value, tuple | list):
-            return value
-        each = [*map(marked, value)]
-        if _same(each, value):
-            return value
-        return type(value)(*each) if hasattr(value, "_fields") else type(value)(each)
-
-    def marked_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
-        eqns = [*map(marked_eqn, jaxpr.eqns)]
-        return jaxpr if _same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
-
-    def marked_eqn(eqn: Any) -> Any:
+    def marked(eqn: Any) -> list[Any]:
         if eqn.primitive.name in ASKED:
             info = eqn.source_info
-            return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"jaxext_product_{next(numbers)}_")))
-        params = {name: marked(value) for name, value in eqn.params.items()}
+            return [eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"jaxext_product_{next(numbers)}_")))]
         if eqn.primitive in owner:
-            return _apart(eqn)
-        if any(name in eqn.primitive.name for name in OPAQUE) and not params.get("interpret"):
-            return _opaque(eqn)
-        return eqn if _same(params.values(), eqn.params.values()) else eqn.replace(params=params)
+            return [_without_devices(eqn)]
+        is_opaque = any(name in eqn.primitive.name for name in OPAQUE) and not eqn.params.get("interpret")
+        return [_opaque(eqn) if is_opaque else eqn]
 
-    return marked(program), next(numbers)
-
-
-def _same(new: Iterable[Any], old: Iterable[Any]) -> bool:
-    return all(one is other for one, other in zip(new, old, strict=True))
+    return rewritten(program, marked), next(numbers)
 
 
-def _apart(eqn: Any) -> Any:
+def _without_devices(eqn: Any) -> Any:
     """A product of jaxext, by any implementation, lowered without the devices of its mesh."""
     params = {**eqn.params, "static": eqn.params["static"].replace(implementation=None)}
 

@@ -5,12 +5,10 @@ reduce-scatter, experts that are split over devices, convolutions with halo exch
 sends.
 """
 
-from jaxext.parallel.causal_split import halo_causal_conv1d
 from jaxext.parallel.collective_matmul import all_gather_matmul, matmul_reduce_scatter
-from jaxext.parallel.cost_model import cost
+from jaxext.parallel.cost_model import Collective, Cost, cost
 from jaxext.parallel.expert_parallel import expert_parallel
-from jaxext.parallel.halo import halo_conv
-from jaxext.parallel.split_form import Collective, Cost
+from jaxext.parallel.halo import halo_causal_conv1d, halo_conv
 
 __all__ = [
     "Collective",

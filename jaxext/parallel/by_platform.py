@@ -9,9 +9,8 @@ lowered.  Each rule transforms both functions alike.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import compress
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, Var, jaxpr_as_fun
@@ -58,88 +57,72 @@ mlir.register_lowering(by_platform, lowered_elsewhere)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tangent:
-    """The tangent of `fun`: a function of its operands, and of the tangents of the operands marked in `moving`."""
+class Bound:
+    """A function with its first arguments.  It equals another of the same function and arguments, as `functools.partial` does not."""
 
     fun: Callable
-    moving: tuple[bool, ...]
+    first: tuple
 
     def __call__(self, *args):
-        n = len(self.moving)
-        primals = tuple(x for x, moving in zip(args, self.moving, strict=False) if moving)
-        fixed = tuple(x for x, moving in zip(args, self.moving, strict=False) if not moving)
-        return jax.jvp(lambda *primals: tuple(self.fun(*_merged(self.moving, primals, fixed))), primals, args[n:])[1]
+        return self.fun(*self.first, *args)
+
+
+def _choose_rule(rule: Callable, static: tuple, args: Sequence, cpu: ClosedJaxpr, others: Callable):
+    """Choose between `rule(fun, *static, *args)` of the one function and of the other."""
+    return choose(Bound(rule, (jaxpr_as_fun(cpu), *static)), Bound(rule, (others, *static)), *args)
+
+
+def _tangent(fun: Callable, moving: tuple[bool, ...], *args):
+    """The tangent of `fun`: a function of its operands, and of the tangents of the operands marked in `moving`."""
+    fixed = [x for x, moves in zip(args, moving, strict=False) if not moves]
+    return jax.jvp(lambda *xs: tuple(fun(*_merged(moving, xs, fixed))), (*compress(args, moving),), args[len(moving) :])[1]
 
 
 def _jvp(primals, tangents, *, cpu, others):
     moving = tuple(not isinstance(t, ad.Zero) for t in tangents)
-    args = (*primals, *(t for t, moves in zip(tangents, moving, strict=True) if moves))
     results = by_platform.bind(*primals, cpu=cpu, others=others)
-    return results, choose(_Tangent(jaxpr_as_fun(cpu), moving), _Tangent(others, moving), *args)
+    return results, _choose_rule(_tangent, (moving,), (*primals, *compress(tangents, moving)), cpu, others)
 
 
 ad.primitive_jvps[by_platform] = _jvp
 
 
-@dataclasses.dataclass(frozen=True)
-class _Transposed:
+def _transposed(fun: Callable, linear: tuple[bool, ...], avals: tuple, given: tuple[bool, ...], *args):
     """The transpose of `fun`, which is linear in the operands marked in `linear`.
 
-    A function of the other operands, and of the cotangents that are not zero.
+    A function of the other operands, and of the cotangents that are not zero, which `given` marks.
     """
-
-    fun: Callable
-    linear: tuple[bool, ...]
-    avals: tuple[Any, ...]
-    given: tuple[bool, ...]
-
-    def __call__(self, *args):
-        n = self.linear.count(False)
-
-        def fun(*operands):
-            results = self.fun(*_merged(self.linear, operands, args[:n]))
-            return [y for y, given in zip(results, self.given, strict=True) if given]
-
-        return jax.linear_transpose(fun, *self.avals)(list(args[n:]))
+    n = linear.count(False)
+    transpose = jax.linear_transpose(lambda *xs: [*compress(fun(*_merged(linear, xs, args[:n])), given)], *avals)
+    return transpose(list(args[n:]))
 
 
 def _transpose(cotangents, *args, cpu, others):
     linear = tuple(map(ad.is_undefined_primal, args))
-    avals = tuple(x.aval for x in args if ad.is_undefined_primal(x))
     given = tuple(not isinstance(ct, ad.Zero) for ct in cotangents)
     known = [x for x in args if not ad.is_undefined_primal(x)]
-    transposed = functools.partial(_Transposed, linear=linear, avals=avals, given=given)
-    args = (*known, *(ct for ct, is_given in zip(cotangents, given, strict=True) if is_given))
-    return _merged(linear, choose(transposed(jaxpr_as_fun(cpu)), transposed(others), *args), [None] * len(known))
+    static = linear, tuple(x.aval for x in compress(args, linear)), given
+    results = _choose_rule(_transposed, static, (*known, *compress(cotangents, given)), cpu, others)
+    return _merged(linear, results, [None] * len(known))
 
 
 ad.primitive_transposes[by_platform] = _transpose
 
 
-def _merged(marks: Sequence[bool], marked: Sequence, others: Sequence) -> list:
-    of_marked, of_others = iter(marked), iter(others)
-    return [next(of_marked) if mark else next(of_others) for mark in marks]
+def _merged(marks: Sequence[bool], marked: Sequence, unmarked: Sequence) -> list:
+    ones, others = iter(marked), iter(unmarked)
+    return [next(ones if mark else others) for mark in marks]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Mapped:
-    fun: Callable
-    axes: tuple[int | None, ...]
-    results: tuple[int | None, ...]
-    size: Any
-    name: Hashable
-    spmd_name: Hashable
-
-    def __call__(self, *args):
-        mapped = functools.partial(jax.vmap, axis_size=self.size, axis_name=self.name, spmd_axis_name=self.spmd_name)
-        return mapped(lambda *args: tuple(self.fun(*args)), self.axes, self.results)(*args)
+def _mapped(fun: Callable, axes: tuple, results: tuple, size: int, name, spmd_name, *args):
+    mapped = jax.vmap(lambda *xs: tuple(fun(*xs)), axes, results, axis_size=size, axis_name=name, spmd_axis_name=spmd_name)
+    return mapped(*args)
 
 
 def _batch(axis, args, dims, *, cpu, others):
     named = any(getattr(effect, "name", None) == axis.name for effect in cpu.effects)
     results = tuple(0 if named or _depends(cpu.jaxpr, i, dims) else None for i in range(len(cpu.out_avals)))
-    mapped = functools.partial(_Mapped, axes=tuple(dims), results=results, size=axis.size, name=axis.name, spmd_name=axis.spmd_name)
-    return choose(mapped(jaxpr_as_fun(cpu)), mapped(others), *args), results
+    return _choose_rule(_mapped, (tuple(dims), results, axis.size, axis.name, axis.spmd_name), args, cpu, others), results
 
 
 def _depends(jaxpr: Jaxpr, i: int, dims) -> bool:

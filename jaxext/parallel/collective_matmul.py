@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -35,8 +35,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxext._compat import align_varying
 from jaxext.ops.matmul import matmul
-from jaxext.parallel import by_platform
 from jaxext.parallel.axes import devices_along
+from jaxext.parallel.by_platform import Bound, choose
 
 
 def all_gather_matmul(
@@ -137,7 +137,7 @@ def matmul_reduce_scatter(
         raise ValueError(f"matmul_reduce_scatter: x has {x.shape[-2]} rows (shape {x.shape}), want a multiple of the {along.n} devices")
     if _ring_only(along, x, w):
         return _scattering_ring(along, x, w)[0]
-    return _chosen(_plain_scattering, _scattering_ring, along, (), x, w)[0]
+    return _chosen(_plain_scattering, _scattering_ring, (along,), x, w)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,22 +159,10 @@ class _Along:
         return lax.ppermute(block, self.axis_name, [(i, (i + shift) % self.n) for i in range(self.n)])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Steps:
-    """A function of operands that compares equal to another with the same fields."""
-
-    fun: Callable
-    along: _Along
-    more: tuple
-
-    def __call__(self, *operands):
-        return self.fun(self.along, *self.more, *operands)
-
-
 # jitted, so that all products of the same shapes share one transformed and lowered program.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _chosen(plain, ring, along, more, x, w):
-    return by_platform.choose(_Steps(plain, along, more), _Steps(ring, along, more), x, w)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _chosen(plain, ring, static, x, w):
+    return choose(Bound(plain, static), Bound(ring, static), x, w)
 
 
 def _ring_only(along, x, w) -> bool:
@@ -216,7 +204,7 @@ def _ordered(index, blocks):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _gathered(along, with_rows, x, w):
-    return _chosen(_plain_gathering, _gathering_ring, along, (with_rows,), x, w)
+    return _chosen(_plain_gathering, _gathering_ring, (along, with_rows), x, w)
 
 
 @functools.partial(_gathered.defjvp, symbolic_zeros=True)
@@ -225,10 +213,10 @@ def _(along, with_rows, primals, tangents):
     results = _, rows = _gathered(along, True, x, w)
     if isinstance(d_x, SymbolicZero):
         return results[: 1 + with_rows], (along.product(rows, d_w), _zero_tangent(rows))[: 1 + with_rows]
-    of_y, *of_rows = _gathered(along, with_rows, d_x, w)
+    d_y, *d_rows = _gathered(along, with_rows, d_x, w)
     if not isinstance(d_w, SymbolicZero):
-        of_y = of_y + along.product(rows, d_w)
-    return results[: 1 + with_rows], (of_y, *of_rows)
+        d_y = d_y + along.product(rows, d_w)
+    return results[: 1 + with_rows], (d_y, *d_rows)
 
 
 def _zero_tangent(x):

@@ -28,8 +28,8 @@ from jax.typing import ArrayLike
 from jaxext._compat import align_varying
 from jaxext._messages import array_named, format_value
 from jaxext.ops.ragged.form import ranges
-from jaxext.parallel import by_platform
 from jaxext.parallel.axes import devices_along
+from jaxext.parallel.by_platform import Bound, choose
 
 
 def expert_parallel(
@@ -176,26 +176,24 @@ class _Exchange:
     rows: int
     capacity: int
 
-    def go(self, x, own, sent, arrived):
+    def go(self, x, *counts):
         """Rows (rows, ...) into blocks (n * capacity, ...)."""
-        (blocks,) = by_platform.choose(_Step(self, "blocks_go"), _Step(self, "rows_go"), x, own, sent, arrived)
-        return blocks
+        return choose(Bound(_Exchange.blocks_go, (self,)), Bound(_Exchange.rows_go, (self,)), x, *counts)[0]
 
-    def come_back(self, blocks, own, sent, arrived):
+    def come_back(self, blocks, *counts):
         """Blocks into rows."""
-        (x,) = by_platform.choose(_Step(self, "blocks_come_back"), _Step(self, "rows_come_back"), blocks, own, sent, arrived)
-        return x
+        return choose(Bound(_Exchange.blocks_come_back, (self,)), Bound(_Exchange.rows_come_back, (self,)), blocks, *counts)[0]
 
     def blocks_go(self, x, own, sent, arrived):
         row = jnp.arange(self.capacity, dtype=jnp.int32)[None]
         blocks = _taken(x, own[:, None] + row, row < sent[:, None])
-        return lax.all_to_all(blocks, self.axis_name, 0, 0, tiled=True).reshape(self.n * self.capacity, *x.shape[1:])
+        return (lax.all_to_all(blocks, self.axis_name, 0, 0, tiled=True).reshape(self.n * self.capacity, *x.shape[1:]),)
 
     def blocks_come_back(self, blocks, own, sent, arrived):
         each = blocks.reshape(self.n, self.capacity, *blocks.shape[1:])
         blocks = lax.all_to_all(each, self.axis_name, 0, 0, tiled=True).reshape(blocks.shape)
         device, within = _parts(own, self.rows)
-        return _taken(blocks, self.capacity * device + within, within < sent[device])
+        return (_taken(blocks, self.capacity * device + within, within < sent[device]),)
 
     def rows_go(self, x, own, sent, arrived):
         room = jnp.zeros((self.n * self.capacity, *x.shape[1:]), x.dtype)
@@ -208,15 +206,4 @@ class _Exchange:
         return self._ragged(blocks, room, self.capacity * jnp.arange(self.n, dtype=jnp.int32), arrived, place, sent)
 
     def _ragged(self, x, room, *places):
-        return lax.ragged_all_to_all(*align_varying(x, room, *places), axis_name=self.axis_name)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """A method of an exchange.  It compares equal to that of an equal one."""
-
-    exchange: _Exchange
-    name: str
-
-    def __call__(self, *args):
-        return (getattr(self.exchange, self.name)(*args),)
+        return (lax.ragged_all_to_all(*align_varying(x, room, *places), axis_name=self.axis_name),)

@@ -1,26 +1,29 @@
-"""Spatially partitioned convolution with halo exchange: each device exchanges the edges of its part of the image with its neighbours.
+"""Convolutions with halo exchange: each device exchanges the edges of its part of an image or of a sequence with its neighbours.
 
 Along one axis, part i of n convolves its own rows and a halo,
 
     y_i = conv([last rows of x_{i-1}, x_i, first rows of x_{i+1}], w).
 
 `parallel/shards` computes the size of the halo.  The first and the last part have one neighbour; `ppermute` gives them zeros on the other
-side, which pad the image.  All steps are linear and have JAX's rules, so each derivative is a convolution with halo exchange too.
+side, which pad the image.  All steps are linear and have JAX's rules, so each derivative is a convolution with halo exchange too.  Of a
+causal convolution the last inputs of each part are the state of the next.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jaxext._compat import align_varying
 from jaxext._messages import format_value
+from jaxext.core import checks
 from jaxext.core.form import owner
+from jaxext.ops.causal import form as causal
 from jaxext.ops.conv import conv_general_dilated as one_device
 from jaxext.parallel.axes import devices_along
 from jaxext.parallel.shards import Part, senders
@@ -103,12 +106,84 @@ def halo_conv(
     # Align before the exchange: otherwise the gradient's psum over devices that split the filter's channels would include the halo.
     x, w = align_varying(x, w)
     for i, part in parts.items():  # later axes also send the halos of earlier ones, so corners are included
-        x = _exchange(x, spatial[i], axis_names[i], part)
+        low, high = (edge(x, spatial[i], axis_names[i], part.halo[side], before=side == 0) for side in (0, 1))
+        x = lax.concatenate([low, x, high], spatial[i])
     paddings, dilations = list(window.padding), list(window.input_dilation)
     for i, part in parts.items():
         x = _take(x, spatial[i], axis_names[i], part)
         paddings[i], dilations[i] = part.padding, part.input_dilation
     return conv(x, w, padding=paddings, lhs_dilation=dilations)
+
+
+def halo_causal_conv1d(
+    x: ArrayLike,
+    w: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    axis_name,
+    seq_idx: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    precision=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Causal convolution of this device's part of sequences that are split along time.
+
+    Equals `jaxext.causal_conv1d` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends its last k - 1 inputs to
+    the next one, by one `jax.lax.ppermute` (with `seq_idx`, two).  If it has fewer, it sends them to as many devices as read them.
+
+    Args:
+      x: shape (..., T/n, C), this device's steps, floating-point.
+      w: shape (k, C), the whole filter.
+      bias, activation, precision, implementation: as in `jaxext.causal_conv1d`, whole.
+      axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
+      seq_idx: shape (..., T/n), integers, this device's part.
+      initial_states: shape (..., k - 1, C), those of the whole sequences; with `seq_idx`, of the first one of each row.
+
+    Returns:
+      shape (..., T/n, C), this device's steps of the result, with the dtype of x.  All derivatives are supported, in both modes.
+
+    Examples:
+      >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P("time")
+      >>> f = lambda x, w: halo_causal_conv1d(x, w, axis_name="time")
+      >>> f = jax.shard_map(f, mesh=mesh, in_specs=(split, jax.P()), out_specs=split)
+      >>> f(jnp.ones((32, 1)), jnp.ones((3, 1)))[:5, 0].tolist()
+      [1.0, 2.0, 3.0, 3.0, 3.0]
+
+    Raises:
+      Exception: any error that `jaxext.causal_conv1d` raises.
+      ValueError: `axis_name` is invalid.
+      NameError: no `shard_map` or `pmap` around the call binds the axis.
+    """
+    name = "halo_causal_conv1d"
+    devices_along(axis_name, f"{name}: axis_name")
+    arrays = {"x": x, "w": w} | checks.given(bias=bias, seq_idx=seq_idx)
+
+    def convolve(**states):
+        return causal.convolution(
+            name, arrays | states, activation, return_final_states=False, precision=precision, implementation=implementation
+        )
+
+    # Traced for what it refuses, before shapes are relied on.
+    jax.eval_shape(lambda: convolve(**checks.given(initial_states=initial_states)))
+    steps, part = jnp.shape(w)[0] - 1, jnp.asarray(x)
+    state = edge(part, part.ndim - 2, axis_name, steps, before=True)  # zeros for the first
+    states = {"initial_states": state}
+    if seq_idx is not None:
+        numbers = jnp.asarray(seq_idx)
+        states["idx_of_states"] = state_numbers = edge(numbers, numbers.ndim - 1, axis_name, steps, before=True)
+    if initial_states is None:
+        return convolve(**states)
+    first = lax.axis_index(axis_name) * part.shape[-2]  # of this device's steps
+    begin = steps - first  # where in its state the first step of all lies
+    given = jnp.asarray(initial_states).astype(part.dtype)
+    own = lax.dynamic_slice_in_dim(jnp.concatenate([given, jnp.zeros_like(given)], -2), first, steps, given.ndim - 2)
+    states["initial_states"] = jnp.where(_positions(state, -2) < begin, own, state)
+    if seq_idx is not None:  # the number of the given state is that of the first step
+        seen = jnp.concatenate([state_numbers, numbers], -1)
+        number = jnp.where(_positions(seen, -1) == begin, seen, 0).sum(-1, keepdims=True, dtype=seen.dtype)
+        states["idx_of_states"] = jnp.where(_positions(state_numbers, -1) < begin, number, state_numbers)
+    return convolve(**states)
 
 
 def _sizes(axis_names, rank) -> list[int]:
@@ -147,12 +222,6 @@ def _part(window, i, name, n) -> Part:
     return Part.of(window, i, n)
 
 
-def _exchange(x, axis, name, part):
-    """x with its halo: the last rows of the previous part and the first rows of the next, or zeros at the ends."""
-    low, high = (edge(x, axis, name, rows, before=before) for rows, before in zip(part.halo, (True, False), strict=True))
-    return lax.concatenate([low, x, high], axis)
-
-
 def edge(x: jax.Array, axis: int, name: Hashable, rows: int, *, before: bool) -> jax.Array:
     """The last `rows` rows of all devices before this one, or the first of those behind it; zeros beyond the ends.
 
@@ -176,3 +245,8 @@ def _take(x, axis, name, part):
     if part.step == 0:
         return lax.slice_in_dim(x, part.first, part.first + part.rows, axis=axis)
     return lax.dynamic_slice_in_dim(x, part.first + part.step * lax.axis_index(name), part.rows, axis)
+
+
+def _positions(x: jax.Array, axis: int) -> jax.Array:
+    """The position of each element along an axis."""
+    return lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + axis)

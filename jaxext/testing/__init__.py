@@ -14,14 +14,12 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxext._messages import array_named, format_value, refuse_traced
-from jaxext.testing.conformance import Case, Row, is_float, judge
+from jaxext.testing.check_report import Report, Row
+from jaxext.testing.conformance import Case, is_float, judge
+from jaxext.testing.cuts import HALVES, cuts_of, linear_of
 from jaxext.testing.derivatives import DERIVATIVES
-from jaxext.testing.halves import HALVES, cuts_of, linear_of
-from jaxext.testing.layouts import Split, mesh_of, splits_along
-from jaxext.testing.programs import PROGRAMS
-from jaxext.testing.sharded import SHARDED
-from jaxext.testing.summary import Report
-from jaxext.testing.vmapped import VMAP
+from jaxext.testing.programs import PROGRAMS, VMAP
+from jaxext.testing.sharded import SHARDED, Split, mesh_of, splits_along
 
 __all__ = ["CHECKS", "Report", "Row", "Split", "check_op"]
 
@@ -89,10 +87,9 @@ def check_op(
     options = dict(tolerance=tolerance, linear=linear, splits=splits, examples=examples, skip=skip, devices=devices, show=show)
     refuse_traced("check_op", **options)
     case = _case(fn, reference, args, linear, splits, examples, _devices(devices))
-    skip = {} if skip is None else skip
-    if not isinstance(skip, Mapping):
+    if not isinstance(skip, Mapping | None):
         raise TypeError(f"check_op: skip is {format_value(skip)}, want a mapping of checks to reasons")
-    skip = dict(skip)
+    skip = dict(skip or {})
     if unknown := set(skip) - set(CHECKS):
         raise ValueError(f"check_op: skip names {sorted(unknown)}, want names of testing.CHECKS")
     if tolerance is not None and not (isinstance(tolerance, int | float | np.number | jax.Array) and np.ndim(tolerance) == 0):
@@ -111,9 +108,9 @@ def check_op(
 
 
 def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
-    _of_all("args", args, object)
-    _of_all("linear", () if linear is None else linear, SupportsIndex)
-    _of_all("splits", () if splits is None else splits, Split)
+    _check_sequence("args", args, object)
+    _check_sequence("linear", () if linear is None else linear, SupportsIndex)
+    _check_sequence("splits", () if splits is None else splits, Split)
     for name, function in (("fn", fn), ("reference", reference), *(() if examples is None else (("examples", examples),))):
         if not callable(function):
             raise TypeError(f"check_op: {name} is {format_value(function)}, want a function")
@@ -168,11 +165,10 @@ def _devices(given) -> tuple:
     return devices
 
 
-def _of_all(name: str, given, kind: type) -> None:
+def _check_sequence(name: str, given, kind: type) -> None:
     if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
-        raise TypeError(
-            f"check_op: {name} is {format_value(given)}, want a sequence" + (f" of {kind.__name__}" if kind is not object else "")
-        )
+        of = "" if kind is object else f" of {kind.__name__}"
+        raise TypeError(f"check_op: {name} is {format_value(given)}, want a sequence{of}")
 
 
 def _stacked(args, examples, n) -> tuple:

@@ -22,10 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext.testing.advice import CURES, NARROW, NO_FLATBUFFERS, NO_SPLITS, ONE_DEVICE, blamed, missing
+from jaxext.testing.check_report import FIXES, NARROW, NO_FLATBUFFERS, NO_SPLITS, ONE_DEVICE, Row, missing, wrong_implementation
 
 Tree = Any
-_WIDTH = 48  # of the longest name of a check, for tables
 NEEDS = "needs"  # begins the reason of a check whose prerequisite did not pass
 
 # Compilation dominates the cost: a program of many results runs once, so it is compiled without optimization.
@@ -93,24 +92,6 @@ class Check:
     note: Callable[[Case], str] = lambda case: ""  # what it leaves out of a case
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """The outcome of a check: "passed", "failed" or "skipped", with the reason and the rule to fix.
-
-    `complete` is False if it, or a part of it, was left out although it applies, and was not named in `skip`.
-    """
-
-    check: str
-    outcome: str
-    detail: str = ""
-    rule: str = ""
-    complete: bool = True
-
-    def __str__(self) -> str:
-        rule = f"\n{'':{_WIDTH}}  -> {self.rule}" if self.rule else ""
-        return f"{self.check:{_WIDTH}}  {self.outcome:7}  {self.detail}".rstrip() + rule
-
-
 class Mismatch(Exception):
     """A result differs from the truth.  `rule` replaces the check's own rule."""
 
@@ -132,7 +113,7 @@ def judge(checks: Sequence[Check], case: Case, reference: Callable, tolerance: f
         if reason := next(filter(None, reasons), None):
             skipped[check.name] = reason
     possible = [check for check in checks if check.name not in skipped]
-    applies = {*CURES, *unnamed.values(), case.unsplit, case.uncut} - {""}  # reasons to leave out what another call could check
+    applies = {*FIXES, *unnamed.values(), case.unsplit, case.uncut} - {""}  # reasons to leave out what another call could check
     truth, structs = _truth(possible, case, reference)
     got = None
     for check in checks:
@@ -163,9 +144,8 @@ def _verdict(check, case, got, want, structs, tolerance) -> Row:
         where = "".join(f"{label}: " for label in _labels(error))
         own = check.rule if isinstance(check.rule, str) else check.rule(case)
         if isinstance(error, Mismatch):
-            return Row(
-                check.name, "failed", where + str(error), blamed(check.traced or check.want, case) or error.rule or check.wrong or own
-            )
+            implementation = wrong_implementation(check.traced or check.want, case)
+            return Row(check.name, "failed", where + str(error), implementation or error.rule or check.wrong or own)
         text = " ".join(str(error).split())
         return Row(check.name, "failed", f"{where}{type(error).__name__}: {text[:200]}", missing(text) or own)
     return Row(check.name, "passed", check.note(case), complete=not check.note(case))
@@ -180,24 +160,24 @@ def _truth(checks, case, reference) -> tuple[dict, dict]:
     """Return for each `want` the values in float64, and the shapes and dtypes."""
     first = {check.want: check.name for check in reversed(checks)}
     wants = tuple((want, first[want]) for want in dict.fromkeys(check.want for check in checks))
-    whole = dataclasses.replace(case, fn=reference)
+    case = dataclasses.replace(case, fn=reference)
     everything = _everything(wants)
-    fails, cure = "itself fails", "mend it"
+    fails, fix = "itself fails", "mend it"
     try:
-        structs = jax.eval_shape(everything, whole)
-        fails, cure = "fails in float64", "its dtypes must follow those of its arguments"
+        structs = jax.eval_shape(everything, case)
+        fails, fix = "fails in float64", "its dtypes must follow those of its arguments"
         with jax.enable_x64(True):
-            values = everything(jax.tree.map(_widen, whole))
+            values = everything(jax.tree.map(_widen, case))
     except Exception as error:
-        raise _unfit(fails, (_labels(error) or ["eager"])[-1], cure) from error
+        raise _unfit(fails, (_labels(error) or ["eager"])[-1], fix) from error
     for _, name in wants:
         if any(np.isnan(x).any() for x in jax.tree.leaves(values[name])):
             raise _unfit("gives NaN", name, "give `args` and `examples` in its domain")
     return {want: values[name] for want, name in wants}, {want: structs[name] for want, name in wants}
 
 
-def _unfit(fails: str, name: str, cure: str) -> ValueError:
-    return ValueError(f"check_op: `reference` {fails} in {name!r}: {cure}, or say why in skip={{{name!r}: ...}}")
+def _unfit(fails: str, name: str, fix: str) -> ValueError:
+    return ValueError(f"check_op: `reference` {fails} in {name!r}: {fix}, or say why in skip={{{name!r}: ...}}")
 
 
 @functools.cache

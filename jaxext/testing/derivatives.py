@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -10,8 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext.testing.conformance import Case, Check, Tree, is_float
-from jaxext.testing.programs import at, through_a_file
-from jaxext.testing.vmapped import one_by_one, some, subsets
+from jaxext.testing.programs import at, one_by_one, some, subsets, through_a_file
 
 # The modes, as in the names of checks.
 FORWARD, REVERSE = "jvp", "grad"
@@ -83,7 +83,7 @@ def by_linearize(case: Case) -> Tree:
 
 
 def _cotangents(case):
-    return [ct for ct in jax.tree.leaves(whole_cotangent(case)) if is_float(ct)]
+    return [ct for ct in jax.tree.leaves(cotangent(case)) if is_float(ct)]
 
 
 def vjp_of_all(case: Case) -> Tree:
@@ -98,14 +98,14 @@ def by_vjp(case: Case) -> Tree:
 
 
 def by_linear_transpose(case: Case) -> Tree:
-    return [jax.linear_transpose(alone(case.fn, case.args, k), case.args[k])(whole_cotangent(case)) for k in case.linear]
+    return [jax.linear_transpose(alone(case.fn, case.args, k), case.args[k])(cotangent(case)) for k in case.linear]
 
 
 def by_vjp_where_linear(case: Case) -> Tree:
-    return [jax.vjp(alone(case.fn, case.args, k), case.args[k])[1](whole_cotangent(case)) for k in case.linear]
+    return [jax.vjp(alone(case.fn, case.args, k), case.args[k])[1](cotangent(case)) for k in case.linear]
 
 
-def whole_cotangent(case):
+def cotangent(case):
     """The cotangents in the dtypes of the results, which may differ when the arguments are widened."""
     results, structure = jax.tree.flatten(jax.eval_shape(case.fn, *case.args))
     return jax.tree.unflatten(structure, [ct.astype(y.dtype) for ct, y in zip(case.cotangents, results, strict=True)])
@@ -121,9 +121,8 @@ def wrong_transpose(case: Case) -> str:
     try:
         forward = dot(_cotangents(case), jax.jvp(g, primals, tangents)[1])
     except Exception:
-        return (
-            "the reverse rule is wrong (the bwd of jax.custom_vjp.defvjp); it cannot be compared with forward mode, of which there is none"
-        )
+        rule = "the reverse rule is wrong (the bwd of jax.custom_vjp.defvjp)"
+        return f"{rule}; it cannot be compared with forward mode, of which there is none"
     try:
         reverse = dot(jax.vjp(g, *primals)[1](_cotangents(case)), tangents)
     except Exception:
@@ -136,21 +135,24 @@ def wrong_transpose(case: Case) -> str:
     )
 
 
-def by_jacfwd(case: Case) -> Tree:
-    g, primals, _ = smooth(case)
-    return jax.jacfwd(g, range(len(primals)))(*primals)
+def transformed(transform: Callable, function: Callable = smooth) -> Callable[[Case], Tree]:
+    """A transformation of the function, or of its loss, with respect to all arguments."""
+
+    def by_transform(case):
+        f, primals, _ = function(case)
+        return transform(f, range(len(primals)))(*primals)
+
+    return by_transform
 
 
-def by_jacrev(case: Case) -> Tree:
-    g, primals, _ = smooth(case)
-    return jax.jacrev(g, range(len(primals)))(*primals)
+def gradient_exported(f: Callable, argnums) -> Callable:
+    return lambda *primals: jax.jit(jax.grad(through_a_file(jax.jit(f), primals, 1), argnums))(*primals)
 
 
-def by_hessian(case: Case) -> Tree:
-    f, primals, _ = loss(case)
-    return jax.hessian(f, range(len(primals)))(*primals)
+gradient = transformed(jax.grad, loss)
 
 
+@functools.cache
 def in_order(*modes: str) -> Callable[[Case], Tree]:
     """A derivative of the loss by `modes`, outermost first.  Gradients except the outermost are contracted with the tangents."""
 
@@ -172,25 +174,17 @@ def in_order(*modes: str) -> Callable[[Case], Tree]:
     return derivative
 
 
-second, third = in_order(FORWARD, REVERSE), in_order(FORWARD, FORWARD, REVERSE)
+second = in_order(FORWARD, REVERSE)
 
 
-def of_each_example(case: Case) -> Tree:
-    return _per_example(case, one_by_one)
-
-
-def of_each_example_by_vmap(case: Case) -> Tree:
+def _by_vmap(f: Callable, args: Sequence, mapped: Sequence[int]) -> Tree:
     """Every argument is mapped over its last axis."""
-
-    def by_vmap(f, args, mapped):
-        args = [jnp.moveaxis(x, 0, -1) if k in mapped else x for k, x in enumerate(args)]
-        result = jax.vmap(f, [-1 if k in mapped else None for k in range(len(args))], -1)(*args)
-        return jax.tree.map(lambda y: jnp.moveaxis(y, -1, 0), result)
-
-    return _per_example(case, by_vmap)
+    args = [jnp.moveaxis(x, 0, -1) if k in mapped else x for k, x in enumerate(args)]
+    result = jax.vmap(f, [-1 if k in mapped else None for k in range(len(args))], -1)(*args)
+    return jax.tree.map(lambda y: jnp.moveaxis(y, -1, 0), result)
 
 
-def _per_example(case, mapping):
+def per_example(mapping: Callable, case: Case) -> Tree:
     """The vjp of three examples, each with its own cotangent.  `mapping` maps a function over the first axis."""
     n, cotangents = len(case.args), [jnp.stack([ct, 2 * ct, 3 * ct]) for ct in _cotangents(case)]
 
@@ -204,16 +198,6 @@ def _per_example(case, mapping):
     return {f"mapped {mapped}": of(mapped) for mapped in subsets(n)}
 
 
-def gradient(case: Case) -> Tree:
-    f, primals, _ = loss(case)
-    return jax.grad(f, range(len(primals)))(*primals)
-
-
-def gradient_rematerialised(case: Case) -> Tree:
-    f, primals, _ = loss(case)
-    return jax.grad(jax.checkpoint(f), range(len(primals)))(*primals)
-
-
 def gradients_of_two(case: Case) -> Tree:
     return jax.tree.map(lambda *dxs: jnp.stack(dxs), *(gradient(dataclasses.replace(case, args=at(case, i))) for i in range(2)))
 
@@ -221,71 +205,47 @@ def gradients_of_two(case: Case) -> Tree:
 def gradients_scanned(case: Case) -> Tree:
     """Return the gradients through a scan over two examples."""
 
-    def of_one(args):
+    def one_loss(args):
         return square(case.fn(*args), case.cotangents)
 
-    zero = jnp.zeros_like(jax.eval_shape(of_one, case.args))
+    zero = jnp.zeros_like(jax.eval_shape(one_loss, case.args))
 
     def through(*examples):
-        return lax.scan(lambda total, args: (total + of_one(args), None), zero, examples)[0]
+        return lax.scan(lambda total, args: (total + one_loss(args), None), zero, examples)[0]
 
     return jax.grad(through, case.floats)(*(x[:2] for x in case.examples))
 
 
-def gradient_exported(case: Case) -> Tree:
-    f, primals, _ = loss(case)
-    return jax.jit(jax.grad(through_a_file(jax.jit(f), primals, 1), range(len(primals))))(*primals)
-
-
-JVP = "the JVP rule is wrong (ad.primitive_jvps[p], jax.custom_jvp)"
 CLOSED = "a rule is written in operations that lack one: write JVP and transpose in operations that have all"
 AGAIN = "the derivative of the JVP or of the transpose rule is wrong: a stop_gradient, or a residual taken as constant"
 
+
+def _order(*modes: str) -> Check:
+    """A derivative of the loss in these modes, against that with one gradient, the innermost."""
+    wanted = (*(FORWARD,) * (len(modes) - 1), REVERSE) if REVERSE in modes else modes
+    needs = sorted({"jvp" if mode == FORWARD else "vjp" for mode in modes})
+    return Check(" of ".join(modes), in_order(*wanted), CLOSED, tuple(needs), in_order(*modes), wrong=AGAIN)
+
+
 DERIVATIVES = (
-    Check("jvp", by_jvp, JVP, ("floats", "jit")),
-    Check(
-        "finite differences", by_differences, "the reference's own derivative is not its slope, or has a kink at `args`", ("jvp",), tangent
-    ),
+    Check("jvp", by_jvp, "the JVP rule is wrong (ad.primitive_jvps[p], jax.custom_jvp)", ("floats", "jit")),
+    Check("finite differences", by_differences, "the reference's own derivative is not its slope, or has a kink at `args`",
+        ("jvp",), tangent),
     Check("linearize", by_linearize, "the JVP rule is not linear in its tangents, or cannot be evaluated in part", ("jvp",)),
     Check("vjp", by_vjp, wrong_transpose, ("floats", "jit")),
-    Check(
-        "linear_transpose",
-        by_vjp_where_linear,
-        "fn is not linear in this argument, or the transpose rule reads what only a vjp knows",
-        ("linear", "vjp"),
-        by_linear_transpose,
-    ),
-    Check("jacfwd", by_jacfwd, "the batching rule of the JVP", ("small", "jvp", "vmap")),
-    Check("jacrev", by_jacrev, "the batching rule of the transpose", ("small", "vjp", "vmap")),
-    *(
-        Check(
-            " of ".join(modes),
-            want,
-            CLOSED,
-            tuple(sorted({"jvp" if mode == FORWARD else "vjp" for mode in modes})),
-            in_order(*modes),
-            wrong=AGAIN,
-        )
-        for want, modes in (
-            (second, (FORWARD, REVERSE)),
-            (second, (REVERSE, FORWARD)),
-            (second, (REVERSE, REVERSE)),
-            (in_order(FORWARD, FORWARD), (FORWARD, FORWARD)),
-            (third, (FORWARD, FORWARD, REVERSE)),
-            (third, (REVERSE, REVERSE, REVERSE)),
-        )
-    ),
-    Check("hessian", by_hessian, "the batching rule of a derivative of the transpose", ("small", "jacfwd", "jacrev", "jvp of grad")),
-    Check("gradient per example", of_each_example, "the batching rule of the transpose", ("vmap", "vjp"), of_each_example_by_vmap),
+    Check("linear_transpose", by_vjp_where_linear, "fn is not linear in this argument, or the transpose rule reads what only a vjp knows",
+        ("linear", "vjp"), by_linear_transpose),
+    Check("jacfwd", transformed(jax.jacfwd), "the batching rule of the JVP", ("small", "jvp", "vmap")),
+    Check("jacrev", transformed(jax.jacrev), "the batching rule of the transpose", ("small", "vjp", "vmap")),
+    *(_order(FORWARD, REVERSE), _order(REVERSE, FORWARD), _order(REVERSE, REVERSE), _order(FORWARD, FORWARD)),
+    *(_order(FORWARD, FORWARD, REVERSE), _order(REVERSE, REVERSE, REVERSE)),
+    Check("hessian", transformed(jax.hessian, loss), "the batching rule of a derivative of the transpose",
+        ("small", "jacfwd", "jacrev", "jvp of grad")),
+    Check("gradient per example", functools.partial(per_example, one_by_one), "the batching rule of the transpose", ("vmap", "vjp"),
+        functools.partial(per_example, _by_vmap)),
     Check("gradient of scan", gradients_of_two, "the partial evaluation of the JVP inside of lax.scan", ("vjp", "scan"), gradients_scanned),
-    Check(
-        "gradient of remat", gradient, "the partial evaluation of the JVP: effects, or state in a rule", ("vjp",), gradient_rematerialised
-    ),
-    Check(
-        "gradient of export",
-        gradient,
-        "the lowering of the transpose cannot be written to a file",
-        ("export", "vjp"),
-        run=gradient_exported,
-    ),
-)
+    Check("gradient of remat", gradient, "the partial evaluation of the JVP: effects, or state in a rule", ("vjp",),
+        transformed(lambda f, argnums: jax.grad(jax.checkpoint(f), argnums), loss)),
+    Check("gradient of export", gradient, "the lowering of the transpose cannot be written to a file", ("export", "vjp"),
+        run=transformed(gradient_exported, loss)),
+)  # fmt: skip

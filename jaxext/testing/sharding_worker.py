@@ -17,10 +17,11 @@ import pathlib
 import pickle
 import signal
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import wait
+from concurrent import futures
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -159,28 +160,37 @@ def _source(fn: Callable | str) -> str:
     return f"...  # {getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', fn)}"
 
 
+def operands_of(part: str) -> tuple[str, ...]:
+    """The names of the operands of `program`."""
+    return ("args", "ct", "tangents")[: 1 if part == VALUES else 2 if part in (GRADIENTS, TOGETHER[1]) else 3]
+
+
 def setting(function: Function, result: np.ndarray, part: str) -> list[str]:
     """Lines that define the function, its operands, and `program`, which computes one of PARTS or of TOGETHER."""
+    n = len(function.args)
     floats = [k for k, x in enumerate(function.args) if is_float(x)]
     names, xs = (", ".join(of % k for k in floats) for of in ("x%d", "args[%d]"))
-    given = ", ".join(f"x{k}" if k in floats else f"args[{k}]" for k in range(len(function.args)))
-    f = "f" if len(floats) == len(function.args) else f"lambda {names}: f({given})"
-    lines = [f"args = ({', '.join(_array(x, k) for k, x in enumerate(function.args))},)"]
-    n = len(function.args)
-    if part != VALUES:
-        lines += [f"ct = {_array(drawn(result.shape, n).astype(result.dtype), n)}"]
-    if part in (SECOND, TOGETHER[2]):
-        tangents = [_array(drawn(function.args[k].shape, n + 1 + k).astype(function.args[k].dtype), n + 1 + k) for k in floats]
-        lines += [f"tangents = ({', '.join(tangents)},)"]
+    given = ", ".join(f"x{k}" if k in floats else f"args[{k}]" for k in range(n))
+    f = "f" if len(floats) == n else f"lambda {names}: f({given})"
+    arrays = (
+        [*map(_array, function.args, range(n))],
+        _array(drawn(result.shape, n).astype(result.dtype), n),
+        [_array(drawn(function.args[k].shape, n + 1 + k).astype(function.args[k].dtype), n + 1 + k) for k in floats],
+    )
+    lines = [f"{name} = {_nested(text)}" for name, text in zip(operands_of(part), arrays, strict=False)]
     both = "(lambda y, back: (y, back(ct)))(*jax.vjp({}, {}))".format
     program = {
-        VALUES: "f, args: f(*args)",
-        GRADIENTS: f"f, args, ct: jax.vjp({f}, {xs})[1](ct)",
-        SECOND: f"f, args, ct, tangents: jax.jvp(lambda {names}: jax.vjp({f}, {names})[1](ct), ({xs},), tangents)[1]",
-        TOGETHER[1]: f"f, args, ct: {both(f, xs)}",
-        TOGETHER[2]: f"f, args, ct, tangents: (lambda y, t: (*y, t[1]))(*jax.jvp(lambda {names}: {both(f, names)}, ({xs},), tangents))",
+        VALUES: "f(*args)",
+        GRADIENTS: f"jax.vjp({f}, {xs})[1](ct)",
+        SECOND: f"jax.jvp(lambda {names}: jax.vjp({f}, {names})[1](ct), ({xs},), tangents)[1]",
+        TOGETHER[1]: both(f, xs),
+        TOGETHER[2]: f"(lambda y, t: (*y, t[1]))(*jax.jvp(lambda {names}: {both(f, names)}, ({xs},), tangents))",
     }[part]
-    return [*lines, f"program = lambda {program}"]
+    return [*lines, f"program = lambda f, {', '.join(operands_of(part))}: {program}"]
+
+
+def _nested(text: str | Sequence[str]) -> str:
+    return text if isinstance(text, str) else f"({', '.join(text)},)"
 
 
 def splitting(function: Function, result: np.ndarray, part: str, layout: Layout, takes_out_sharding: bool) -> list[str]:
@@ -196,29 +206,26 @@ def splitting(function: Function, result: np.ndarray, part: str, layout: Layout,
         over = NAMES if layout.way == MANUAL else NAMES[manual_axis(layout)]
         inside = [f"P{_tuple(layout.spec(k, over))}" for k in (*range(n), -1)]
         some = f", axis_names={{{over!r}}}" if layout.way == HALF else ""
-        lines += [f"f = jax.shard_map(fn, mesh=mesh, in_specs=({', '.join(inside[:-1])},), out_specs={inside[-1]}{some})"]
+        lines += [f"f = jax.shard_map(fn, mesh=mesh, in_specs={_nested(inside[:-1])}, out_specs={inside[-1]}{some})"]
     else:
         given = [f"lax.with_sharding_constraint(x{k}, {spec[k]})" if k in uneven else f"x{k}" for k in range(n)]
-        call = f"fn({', '.join(given)})"
+        call = plain = f"fn({', '.join(given)})"
         if layout.way == EXPLICIT and takes_out_sharding:
-            call = f"{call[:-1]}, out_sharding={spec[-1]})"
+            call = f"{plain[:-1]}, out_sharding={spec[-1]})"
         elif layout.way == EXPLICIT:
-            call = f"jax.sharding.reshard({call}, {spec[-1]})"
+            call = f"jax.sharding.reshard({plain}, {spec[-1]})"
         elif layout.spec(-1):
-            call = f"lax.with_sharding_constraint({call}, {spec[-1]})"
-        lines += [f"f = lambda {', '.join(f'x{k}' for k in range(n))}: {call}" if call != f"fn({', '.join(given)})" or uneven else "f = fn"]
-    operands = [f"jax.device_put(args, ({', '.join(put[:-1])},))"]
-    if part != VALUES:
-        operands += [f"jax.device_put(ct, {put[-1]})"]
-    if part in (SECOND, TOGETHER[2]):
-        operands += [f"jax.device_put(tangents, ({', '.join(put[k] for k, x in enumerate(function.args) if is_float(x))},))"]
+            call = f"lax.with_sharding_constraint({plain}, {spec[-1]})"
+        lines += [f"f = lambda {', '.join(f'x{k}' for k in range(n))}: {call}" if call != plain or uneven else "f = fn"]
+    where = put[:-1], put[-1], [put[k] for k, x in enumerate(function.args) if is_float(x)]
+    operands = [f"jax.device_put({name}, {_nested(of)})" for name, of in zip(operands_of(part), where, strict=False)]
     compiled = "jax.jit(partial(program, f))"
     if layout.way == EXPORTED:
         compiled = f"jax.jit(export.export({compiled})(*operands).call)"
     then = [f"compiled = {compiled}.lower(*operands).compile()", "got = compiled(*operands)"]
     if layout.way == EXPLICIT:
         then = ["with jax.set_mesh(mesh):", *(f"    {line}" for line in then)]
-    return [*lines, f"operands = ({', '.join(operands)},)", *then]
+    return [*lines, f"operands = {_nested(operands)}", *then]
 
 
 def manual_axis(layout: Layout) -> int:
@@ -236,21 +243,14 @@ def script(known: Known, part: str, layout: Layout, kind: str) -> str:
     elif kind in PARTS:
         reference = "fn" if function.reference is None else "reference"
         lines[1:1] = [] if function.reference is None else [f"reference = {_source(function.reference)}"]
-        given = ", ".join(["args", *(["ct"] if part != VALUES else []), *(["tangents"] if part in (SECOND, TOGETHER[2]) else [])])
         lines += [
-            f"for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(program({reference}, {given})), strict=True):",
+            f"for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(program({reference}, {', '.join(operands_of(part))})), strict=True):",
             "    np.testing.assert_allclose(np.asarray(g), w, rtol=1e-3, atol=1e-3)",
         ]
     return HEAD.format(devices=max(2, math.prod(layout.mesh))) + "\n".join(lines)
 
 
 # The worker.
-
-
-def _names() -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    exec(HEAD.partition("\n")[2].partition("\n")[2], names)
-    return names
 
 
 def _wide(x):
@@ -261,7 +261,8 @@ class Known:
     """A function in a worker, with its truth and its facts."""
 
     def __init__(self, function: Function):
-        self.function, self.names = function, _names()
+        self.function, self.names = function, dict[str, Any]()
+        exec(HEAD.partition("\n")[2].partition("\n")[2], self.names)  # without the lines for a process of its own
         of: Any = function.fn if function.reference is None else function.reference
         self.fn: Any = eval(function.fn, self.names) if isinstance(function.fn, str) else function.fn
         self.reference: Any = eval(of, self.names) if isinstance(of, str) else of
@@ -279,7 +280,7 @@ class Known:
         if part not in self._parts:
             names = dict(self.names)
             exec("\n".join(setting(self.function, self.result, part)), names)
-            operands = [names[name] for name in ("args", "ct", "tangents") if name in names]
+            operands = [names[name] for name in operands_of(part)]
             structs = jax.eval_shape(lambda *operands: names["program"](self.reference, *operands), *operands)
             with jax.enable_x64(True):
                 want = jax.jit(functools.partial(names["program"], self.reference))(*jax.tree.map(_wide, operands))
@@ -309,8 +310,8 @@ class Known:
                     positions[k] = axis if positions[k] is None else positions[k]
         cuts = {cut: tuple(axes) for cut, axes in found.items()}
         finest = {r: n for r, n in sorted(cuts)}
-        of_parts = {r for r, n in finest.items() if self._is_local(args, y, r, n, cuts[r, n])}
-        local = frozenset((r, n) for r, n in cuts if r in of_parts and cuts[r, n] == cuts[r, finest[r]])
+        unsummed = {r for r, n in finest.items() if self._is_local(args, y, r, n, cuts[r, n])}
+        local = frozenset((r, n) for r, n in cuts if r in unsummed and cuts[r, n] == cuts[r, finest[r]])
         return Facts(y.shape, is_float(self.result), cuts, local, tuple(self._sums(args, floats)))
 
     def _is_local(self, args, y, r, n, axes) -> bool:
@@ -354,16 +355,15 @@ def judge(known: Known, layout: Layout, part: str) -> tuple[str, str]:
         want, structs = known.truth(part)
         exec("\n".join(setting(function, known.result, part)), names)
     except Exception as error:
-        return UNFIT, _said(error)
+        return UNFIT, _format_error(error)
     try:
         exec("\n".join(known.splitting(part, layout)), names)
     except Exception as error:
         # Types may be ambiguous, which jax tells while it traces.
-        return "refused" if layout.way == EXPLICIT and type(error).__name__ == "ShardingTypeError" else "error", _said(error)
-    whole = part not in PARTS
-    for kind, g, w, struct in zip(
-        PARTS if whole else (part,), *([x] if not whole else x for x in (names["got"], want, structs)), strict=False
-    ):
+        return "refused" if layout.way == EXPLICIT and type(error).__name__ == "ShardingTypeError" else "error", _format_error(error)
+    several = part not in PARTS
+    results = [x if several else [x] for x in (names["got"], want, structs)]
+    for kind, g, w, struct in zip(PARTS if several else (part,), *results, strict=False):
         try:
             compare(g, w, struct, function.tolerance)
         except Mismatch as mismatch:
@@ -375,13 +375,13 @@ def judge(known: Known, layout: Layout, part: str) -> tuple[str, str]:
     return "right", ""
 
 
-def _said(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def serve(connection: Any, words: str) -> None:
-    """Answer what is asked for until the connection ends."""
-    file = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def serve(connection: Any, output: str) -> None:
+    """Answer requests until the connection ends.  `output` is the file for what XLA prints."""
+    file = os.open(output, os.O_WRONLY)
     os.dup2(file, 1)
     os.dup2(file, 2)
     known = functools.lru_cache(8)(lambda pickled: Known(pickle.loads(pickled)))
@@ -391,12 +391,12 @@ def serve(connection: Any, words: str) -> None:
         except EOFError:
             return
         try:
-            of = known(pickled)
+            function = known(pickled)
         except Exception as error:
-            connection.send((UNFIT, _said(error)))
+            connection.send((UNFIT, _format_error(error)))
             continue
-        connection.send(of.facts if layout is None else ("script", script(of, part[0], layout, part[1]))
-            if isinstance(part, tuple) else judge(of, layout, part))  # fmt: skip
+        connection.send(function.facts if layout is None else ("script", script(function, part[0], layout, part[1]))
+            if isinstance(part, tuple) else judge(function, layout, part))  # fmt: skip
 
 
 FLAGS = "--xla_force_host_platform_device_count={} --xla_backend_optimization_level=0" + (
@@ -409,82 +409,66 @@ class Workers:
     """Processes with simulated devices.  One that dies or hangs is replaced, and its job gets the outcome "abort" or "hang"."""
 
     def __init__(self, number: int, devices: int, limit: float):
-        self._number, self._devices, self._limit = number, devices, limit
+        self._number, self._limit = number, limit
+        self._variables = dict(XLA_FLAGS=FLAGS.format(devices), JAX_PLATFORMS="cpu", JAX_ENABLE_X64="0", TF_CPP_MIN_LOG_LEVEL="2")
         self._folder = tempfile.TemporaryDirectory(prefix="shardings-")
         self._idle: list[tuple] = []
-        self._count = 0
+        self._starting = threading.Lock()  # since it sets the variables of this process
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_) -> None:
-        for worker in self._idle:
-            self._end(worker)
-        self._idle = []
+        while self._idle:
+            self._end(self._idle.pop())
         self._folder.cleanup()
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Any]]:
         """Each job with its outcome, in the order in which they end."""
-        jobs = iter(jobs)
-        busy: dict[Any, tuple] = {}
-        try:
-            while True:
-                while len(busy) < self._number and (job := next(jobs, None)) is not None:
-                    worker = self._idle.pop() if self._idle else self._start()
-                    try:
-                        worker[0].send(job)
-                    except OSError:  # it ended while it was idle
-                        self._end(worker)
-                        worker = self._start()
-                        worker[0].send(job)
-                    busy[worker[0]] = worker, job, time.monotonic() + self._limit
-                if not busy:
-                    return
-                ready: list[Any] = wait(list(busy), max(0.0, min(deadline for *_, deadline in busy.values()) - time.monotonic()))
-                for connection in ready or [c for c, (*_, deadline) in busy.items() if deadline <= time.monotonic()]:
-                    worker, job, _ = busy.pop(connection)
-                    if ready:
-                        try:
-                            outcome = connection.recv()
-                            self._idle.append(worker)
-                        except (EOFError, ConnectionError):
-                            outcome = "abort", self._end(worker)
-                    else:
-                        self._end(worker)
-                        outcome = "hang", f"no end after {self._limit:g} s"
-                    yield job, outcome
-        finally:
-            for worker, *_ in busy.values():
-                self._end(worker)
+        with futures.ThreadPoolExecutor(self._number) as threads:
+            try:
+                submitted = {threads.submit(self.one, job): job for job in jobs}
+                for future in futures.as_completed(submitted):
+                    yield submitted[future], future.result()
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def one(self, job: Job) -> Any:
-        return next(self.run([job]))[1]
+        """The outcome of a job."""
+        connection, *_ = worker = self._idle.pop() if self._idle else self._start()
+        try:
+            connection.send(job)
+        except OSError:  # it ended while it was idle
+            self._end(worker)
+            return self.one(job)
+        if not connection.poll(self._limit):
+            self._end(worker)
+            return "hang", f"no end after {self._limit:g} s"
+        try:
+            outcome = connection.recv()
+        except (EOFError, ConnectionError):
+            return "abort", self._end(worker)
+        self._idle.append(worker)
+        return outcome
 
     def _start(self) -> tuple:
-        context = multiprocessing.get_context("spawn")
         ours, theirs = multiprocessing.Pipe()
-        self._count += 1
-        words = os.path.join(self._folder.name, str(self._count))
-        process = context.Process(target=serve, args=(theirs, words), daemon=True)
-        variables = {"XLA_FLAGS": FLAGS.format(self._devices), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
+        file, output = tempfile.mkstemp(dir=self._folder.name)
+        os.close(file)
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, output), daemon=True)
+        with self._starting, mock.patch.dict(os.environ, self._variables):
             process.start()
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
         theirs.close()
-        return ours, process, words
+        return ours, process, output
 
     def _end(self, worker: tuple) -> str:
         """End a worker; return its exit status, and the line that says why."""
-        connection, process, words = worker
+        connection, process, output = worker
         process.join(0.5)
         process.kill()
         process.join()
         connection.close()
         code = process.exitcode or 0
-        lines = pathlib.Path(words).read_text(errors="replace").splitlines() if os.path.exists(words) else []
+        lines = pathlib.Path(output).read_text(errors="replace").splitlines()
         why = next((line for line in lines if "Check failed" in line or "free()" in line or "F1" in line[:2]), lines[-1] if lines else "")
         return f"{signal.Signals(-code).name if code < 0 else f'status {code}'}: {why[:300]}"

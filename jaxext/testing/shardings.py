@@ -148,7 +148,8 @@ def check_shardings(
     for name, f in (("fn", fn), *([] if reference is None else [("reference", reference)])):
         if not callable(f) and not isinstance(f, str):
             raise TypeError(f"check_shardings: {name} is {format_value(f)}, want a function, or its source")
-    function = Function(_name(fn), fn, tuple(map(np.asarray, args)), reference, tolerance, order)
+    name = fn if isinstance(fn, str) else getattr(fn, "__name__", None) or format_value(fn)
+    function = Function(name, fn, tuple(map(np.asarray, args)), reference, tolerance, order)
     return verify([function], meshes=meshes, ways=ways, sample=sample, seed=seed, workers=workers, limit=limit)
 
 
@@ -167,10 +168,10 @@ def verify(
     """Check several functions as `check_shardings` does.  Stop after `most` findings."""
     if unknown := set(ways) - set(WAYS):
         raise ValueError(f"check_shardings: ways has {format_value(sorted(unknown))}, want some of {WAYS}")
-    if not meshes or (bad := [mesh for mesh in meshes if not (1 <= len(mesh) <= 2 and {*mesh} <= {2, 4, 8})]):
-        raise ValueError(
-            f"check_shardings: meshes has {format_value(bad if meshes else meshes)}, want shapes of one or two axes of 2, 4 or 8 devices"
-        )
+    bad = [mesh for mesh in meshes if not (1 <= len(mesh) <= 2 and {*mesh} <= {2, 4, 8})]
+    if bad or not meshes:
+        want = "want shapes of one or two axes of 2, 4 or 8 devices"
+        raise ValueError(f"check_shardings: meshes has {format_value(bad or meshes)}, {want}")
     if workers < 1:
         raise ValueError(f"check_shardings: workers is {workers}, want 1 or more")
     if orders := [function.order for function in functions if function.order not in (0, 1, 2)]:
@@ -209,10 +210,6 @@ def verify(
 def _together_in(function: Function, facts: Facts) -> str:
     """The parts that one program computes."""
     return TOGETHER[function.order if facts.is_float and any(map(is_float, function.args)) else 0]
-
-
-def _name(fn) -> str:
-    return fn if isinstance(fn, str) else getattr(fn, "__name__", None) or format_value(fn)
 
 
 def _pickled(function: Function) -> bytes:
@@ -272,26 +269,18 @@ def _choices(function: Function, facts: Facts, way: str, n: int) -> list[tuple]:
     return [*itertools.product(*([None, *(axis for axis, size in enumerate(shape) if size > 1)] for shape in shapes))]
 
 
-def _equivalent(layout: Layout) -> Iterator[Layout]:
-    """The same layout with the mesh axes exchanged, if they are of one size; the first is the canonical one."""
-    both = [layout]
-    if len({*layout.mesh}) < len(layout.mesh):
-        both.append(dataclasses.replace(layout, axes=layout.axes[::-1], flipped=not layout.flipped))
-    return iter(sorted((dataclasses.replace(each, flipped=each.flipped and _shared(each)) for each in both), key=_key))
-
-
 def _key(layout: Layout) -> tuple:
     return [[-1 if at is None else at for at in axes] for axes in layout.axes], layout.flipped
 
 
-def _shared(layout: Layout) -> bool:
-    """Return whether both mesh axes split one array axis."""
-    return len(layout.axes) == 2 and any(a is not None and a == b for a, b in zip(*layout.axes, strict=True))
-
-
 def _canonical(layout: Layout, function: Function, facts: Facts) -> Layout | None:
-    """The first of its equivalents, if it splits something, and jax and the way take it."""
-    layout = next(_equivalent(layout))
+    """The first of the equivalent layouts, in which mesh axes of one size are exchanged, if it splits something, and jax and the way take
+    it."""
+    both = [layout]
+    if len({*layout.mesh}) < len(layout.mesh):
+        both.append(dataclasses.replace(layout, axes=layout.axes[::-1], flipped=not layout.flipped))
+    shared = len(layout.axes) == 2 and any(a is not None and a == b for a, b in zip(*layout.axes, strict=True))
+    layout = min((dataclasses.replace(each, flipped=each.flipped and shared) for each in both), key=_key)
     even = layout.even([*function.args, np.empty(facts.shape)])
     fits = any(at is not None for axes in layout.axes for at in axes) and (even or layout.way == AUTOMATIC)
     if layout.way == MANUAL:
@@ -312,9 +301,9 @@ def minimised(pool: Workers, function: Function, finding: Finding) -> Finding:
 
     def shows(function, layout, part) -> bool:
         nonlocal detail
-        kind, said = pool.one((_pickled(function), layout, part))
+        kind, found = pool.one((_pickled(function), layout, part))
         if kind == finding.kind:
-            detail = said
+            detail = found
         return kind == finding.kind
 
     def tried(**changes) -> bool:
@@ -326,9 +315,9 @@ def minimised(pool: Workers, function: Function, finding: Finding) -> Finding:
         return True
 
     facts = pool.one((_pickled(function), None, None))
-    whole = _together_in(function, facts)
-    parts = (part,) if part in PARTS else PARTS[: function.order + 1 if whole != PARTS[0] else 1]
-    part = next((one for one in parts if shows(function, layout, one)), whole)  # it may need the other parts beside it
+    together = _together_in(function, facts)
+    parts = (part,) if part in PARTS else PARTS[: TOGETHER.index(together) + 1]
+    part = next((one for one in parts if shows(function, layout, one)), together)  # it may need the other parts beside it
     if len(layout.mesh) == 2:
         if not any(tried(mesh=(2,), axes=layout.axes[i : i + 1], flipped=False) for i in (0, 1)):
             tried(mesh=(2, 2))
@@ -400,8 +389,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(report)
     if options.counts:
         rows = [{"name": of.name, "splits": report.splits(of.name), **report.counts(of.name)} for of in chosen]
-        made = dict(command=f"{parser.prog} --sample {options.sample} --seed {options.seed}", jax=jax.__version__)
-        pathlib.Path(options.counts).write_text(json.dumps({**made, **how, "rows": rows}, indent=1) + "\n")
+        header = dict(command=f"{parser.prog} --sample {options.sample} --seed {options.seed}", jax=jax.__version__)
+        pathlib.Path(options.counts).write_text(json.dumps({**header, **how, "rows": rows}, indent=1) + "\n")
     return not report.passed
 
 

@@ -1,6 +1,5 @@
 """Causal convolution split along time: on eight devices what one computes, with its gradients, by one message to the next device."""
 
-import doctest
 import functools
 
 import jax
@@ -12,7 +11,6 @@ from collectives import collectives
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext.parallel import causal_split
 
 SPLIT = P(None, "t")
 
@@ -107,6 +105,17 @@ def test_one_message():
     assert dict(collectives(split().lower(x, weight, bias).compile())) == {"collective-permute": 1}
 
 
+def test_precision():
+    """It reaches both convolutions of the gradient, with the part and with its state, and what it refuses is refused."""
+    x, weight, bias, _ = some()
+    for precision, times in ((None, 0), ("highest", 4)):
+        ours = split(precision=precision, implementation="xla")
+        gradient = jax.jit(jax.grad(lambda weight, ours=ours: ours(x, weight, bias).sum()))
+        assert gradient.trace(weight).lower(lowering_platforms=("cuda",)).as_text().count("HIGHEST") == times
+    with pytest.raises(ValueError, match="sharp"):
+        split(precision="sharp")(x, weight, bias)
+
+
 def test_errors():
     x, weight, bias, state = some()
     with pytest.raises(TypeError, match=r"halo_causal_conv1d: w has the shape \(6,\), want \(k, 6\)"):
@@ -115,7 +124,3 @@ def test_errors():
         split(P(), names=("initial_states",))(x, weight, bias, state[:, 1:])
     with pytest.raises(NameError, match="axis_name is 'nowhere', want an axis of a shard_map"):
         jaxext.parallel.halo_causal_conv1d(x, weight, bias, axis_name="nowhere")
-
-
-def test_the_example():
-    assert doctest.testmod(causal_split) == doctest.TestResults(failed=0, attempted=4)

@@ -259,5 +259,5 @@ def test_what_is_refused_and_how(change, error, message):
         jax.eval_shape(f, integers((2, 16, 8, 3)), w)
 
 
-def test_the_example():
-    assert doctest.testmod(halo) == doctest.TestResults(failed=0, attempted=5)
+def test_the_examples():
+    assert doctest.testmod(halo) == doctest.TestResults(failed=0, attempted=9)

@@ -1,23 +1,23 @@
-"""Reads in a jaxpr what its arrays are made of: arguments or arrays that the function closes over, and one number everywhere or several.
+"""The origins of the arrays of a jaxpr, arguments or arrays that the function closes over, and equations in place of others.
 
-Only what follows forwards through equations and programs inside counts.  In loops and branches nothing is one number everywhere.
+Origins follow forwards through equations and programs inside.  In loops and branches no array counts as one number everywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxext import _compat
-from jaxext.tuning.walk import Step, walk
+from jaxext.tuning.walk import Step
 
 # Calls whose operands and results are those of the program inside.
 CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call", "custom_vjp_call")
@@ -44,20 +44,20 @@ class Origin:
         return bool(self.arrays) and not self.argument
 
 
-def of_all(origins: Iterable[Origin], one_number: bool = False) -> Origin:
+def merged(origins: Iterable[Origin], one_number: bool = False) -> Origin:
     origins = [*origins]
     return Origin(any(each.argument for each in origins), frozenset().union(*(each.arrays for each in origins)), one_number)
 
 
 class Origins:
-    """The origin of each array so far.  `follow` is told every step of a walk, in order."""
+    """The origin of each array so far.  `follow` takes every step of a walk, in order."""
 
     def __init__(self, program: ClosedJaxpr):
         self._known: dict[Any, Origin] = {var: Origin(argument=True, one_number=_single(var.aval)) for var in program.jaxpr.invars}
         self._add_constants(program)
 
     def of(self, atom: Any) -> Origin:
-        return _of_array(atom.val) if isinstance(atom, Literal) else self._known.get(atom, Origin())
+        return _array_origin(atom.val) if isinstance(atom, Literal) else self._known.get(atom, Origin())
 
     def follow(self, step: Step) -> None:
         eqn: Any = step.eqn
@@ -72,7 +72,7 @@ class Origins:
             name = eqn.primitive.name
             alike = name in ELEMENTWISE | SPREADING and all(each.one_number for each in operands)
             for var in eqn.outvars:
-                self._known[var] = of_all(operands, (alike or _single(var.aval)))
+                self._known[var] = merged(operands, (alike or _single(var.aval)))
 
     def _enter(self, eqn: Any, inside: Sequence[Jaxpr], operands: list[Origin], call: bool) -> None:
         for value in eqn.params.values():
@@ -81,7 +81,7 @@ class Origins:
                     self._add_constants(closed)
         for inner in inside:
             # A loop carries what it makes of all operands.  Of others the last operands are those of the program inside.
-            mixed, looped = of_all(operands), eqn.primitive.name in ("scan", "while")
+            mixed, looped = merged(operands), eqn.primitive.name in ("scan", "while")
             for i, var in enumerate(reversed(inner.invars), 1):
                 origin = operands[-i] if i <= len(operands) and not looped else mixed
                 self._known[var] = origin if call else dataclasses.replace(origin, one_number=_single(var.aval))
@@ -93,12 +93,12 @@ class Origins:
         params = eqn.params
         if eqn.primitive.name == "scan":
             return operands[: _compat.scan_counts(params)[0]]
-        of_condition = params["cond_nconsts"]
+        condition_consts = params["cond_nconsts"]
         body = params["body_jaxpr"].jaxpr is inner
-        return operands[of_condition : of_condition + params["body_nconsts"]] if body else operands[:of_condition]
+        return operands[condition_consts : condition_consts + params["body_nconsts"]] if body else operands[:condition_consts]
 
     def _add_constants(self, closed: ClosedJaxpr) -> None:
-        self._known.update({var: _of_array(value) for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)})
+        self._known.update({var: _array_origin(value) for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)})
 
 
 def _single(aval: Any) -> bool:
@@ -106,7 +106,7 @@ def _single(aval: Any) -> bool:
     return shape is not None and all(isinstance(n, int) for n in shape) and math.prod(shape) == 1
 
 
-def _of_array(value: Any) -> Origin:
+def _array_origin(value: Any) -> Origin:
     """Return the origin of an array that is written into the program.  A single number is no array."""
     dtype = getattr(value, "dtype", None)
     if np.size(value) == 1 or dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
@@ -123,17 +123,28 @@ def _all_equal(value: Any) -> bool:
     return bool((numbers == numbers.flat[0]).all())
 
 
-def constants_in_products(program: ClosedJaxpr, product: Callable[[JaxprEqn], bool]) -> Iterator[frozenset[str]]:
-    """Yield, for each such equation with an operand that is a constant of the program, the types of the arrays that it is made of."""
-    origins = Origins(program)
-    for step in walk(program.jaxpr):
-        if not step.inside and product(step.eqn):
-            arrays = [origin.arrays for origin in map(origins.of, step.eqn.invars[:2]) if origin.constant]
-            if arrays:
-                yield frozenset().union(*arrays)
-        origins.follow(step)
+def rewritten(value: Any, rewrite: Callable[[Any], Sequence[Any]]) -> Any:
+    """A program with `rewrite(eqn)` in place of each equation, those of programs inside first.
+
+    What has nothing else inside stays the same object, since jax lowers that once.
+    """
+    if isinstance(value, ClosedJaxpr):
+        jaxpr = _rewritten_jaxpr(value.jaxpr, rewrite)
+        return value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
+    if isinstance(value, Jaxpr):
+        return _rewritten_jaxpr(value, rewrite)
+    if isinstance(value, tuple | list) and not _same(each := [rewritten(one, rewrite) for one in value], value):
+        return type(value)(*each) if hasattr(value, "_fields") else type(value)(each)
+    return value
 
 
-def computes_gradients(program: ClosedJaxpr) -> bool:
-    """Return whether the function computes a gradient itself."""
-    return any("transpose(" in str(step.eqn.source_info.name_stack) for step in walk(program.jaxpr))
+def _rewritten_jaxpr(jaxpr: Jaxpr, rewrite: Callable[[Any], Sequence[Any]]) -> Jaxpr:
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        params = {name: rewritten(value, rewrite) for name, value in eqn.params.items()}
+        eqns += rewrite(eqn if _same(params.values(), eqn.params.values()) else eqn.replace(params=params))
+    return jaxpr if _same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+
+
+def _same(new: Iterable[Any], old: Iterable[Any]) -> bool:
+    return [*map(id, new)] == [*map(id, old)]

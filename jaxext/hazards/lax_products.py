@@ -1,4 +1,4 @@
-"""The subject of a hazard: an equation of lax in its place (`Equation`), or how jaxext would compute lax's product (`Planned`)."""
+"""The products that the doctor examines: an equation of lax in its place (`Equation`), or how jaxext would compute it (`Planned`)."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ class Conv:
         self.channels = lhs[self.numbers.lhs_spec[1]] // self.groups  # of the input, per group
         self.strides, self.padding = self.params["window_strides"], self.params["padding"]
         self.lhs_dilation, self.rhs_dilation = self.params["lhs_dilation"], self.params["rhs_dilation"]
-        whole: Any = ((),) * len(lhs)
-        self._lhs: Split = equation.splits[0] or whole
-        self._rhs: Split = equation.splits[1] or whole
-        self._result: Split = equation.result or whole
+        unsplit: Any = ((),) * len(lhs)
+        self._lhs, self._rhs, self._result = (split or unsplit for split in (*equation.splits, equation.result))
+        self._output_axes = self._result[self.numbers.out_spec[1]]  # those that shard the groups, and so the channels of the result
+        self._group_parts = self._count(self._lhs[self._grouped]), self._count(self._rhs[self.numbers.rhs_spec[0]])  # in input and filter
         self._larger = (self._rhs, self.numbers.rhs_spec) if math.prod(lhs) < math.prod(rhs) else (self._lhs, self.numbers.lhs_spec)
 
     def split(self, *which: str) -> bool:
@@ -159,7 +159,7 @@ class Conv:
         groups, devices = max(self.groups, self.batch_groups), math.prod(self._axes.values())
         if groups == 1 or groups % devices or self.batch_groups > 1 and {*self._grouped_sizes} != {groups}:
             return False
-        return devices in (self._count(self._lhs[self._grouped]), self._count(self._rhs[self.numbers.rhs_spec[0]]))
+        return devices in self._group_parts
 
     @property
     def _kinds(self) -> list[str]:
@@ -183,45 +183,35 @@ class Conv:
         return self.channels <= self._count(self._rhs[self.numbers.rhs_spec[1]])
 
     @property
-    def _output_axes(self) -> tuple[str, ...]:
-        """The mesh axes that shard the groups, and so the channels of the result."""
-        return self._result[self.numbers.out_spec[1]]
-
-    @property
     def _groups_devices(self) -> bool:
         """Return whether XLA groups devices by the channels of the result: an operand's groups have as many parts, and none has more."""
         return 1 < self._count(self._output_axes) == max(self._group_parts)
 
     @property
-    def _group_parts(self) -> tuple[int, int]:
-        """The numbers of parts of the groups in the input and in the filter."""
-        return self._count(self._lhs[self._grouped]), self._count(self._rhs[self.numbers.rhs_spec[0]])
-
-    @property
     def mixes_groups(self) -> bool:
         """Return whether XLA multiplies other groups, or divides groups over more devices than there are: it partitions a convolution
         without windows as a matrix product."""
-        groups, of_outputs, group_parts = max(self.groups, self.batch_groups), self._count(self._output_axes), self._group_parts
+        groups, output_parts, group_parts = max(self.groups, self.batch_groups), self._count(self._output_axes), self._group_parts
         if groups == 1 or self._is_summed:
             return False
         if "window" in self._kinds:
-            too_many = of_outputs > groups and not self.split("space")
+            too_many = output_parts > groups and not self.split("space")
             if self.groups > 1:
                 return too_many and self.channels == 1 < group_parts[0]
             return too_many and self._groups_devices and not self._splits_both or self._splits_batch
-        if self._splits_batch or of_outputs > 1 and not any(self._lhs) and len({*self._grouped_sizes}) > 1 and not self._is_parallel:
+        if self._splits_batch or output_parts > 1 and not any(self._lhs) and len({*self._grouped_sizes}) > 1 and not self._is_parallel:
             return True
         if self.batch_groups > 1:
-            return of_outputs > 1 and max(of_outputs, *group_parts) > groups
-        return of_outputs > 1 and (group_parts[0] > groups or not self._is_depthwise)
+            return output_parts > 1 and max(output_parts, *group_parts) > groups
+        return output_parts > 1 and (group_parts[0] > groups or not self._is_depthwise)
 
     @property
     def _splits_batch(self) -> bool:
         """Return whether XLA splits the images of batch groups as the result's batch is split."""
         if self.groups > 1 or not self._result[self.numbers.out_spec[0]]:
             return False
-        of_input, of_filter = self._group_parts
-        return not self._splits_both and of_filter <= of_input == self._count(self._output_axes)
+        input_parts, filter_parts = self._group_parts
+        return not self._splits_both and filter_parts <= input_parts == self._count(self._output_axes)
 
     @property
     def _splits_both(self) -> bool:
@@ -263,11 +253,8 @@ class Conv:
         """Return whether it has the layout of XLA's CPU backend: channels last, and filters with the output's channels last."""
         last = len(self.filter) + 1
         images, space = (0, last, *range(1, last)), tuple(range(last - 1))
-        return tuple(self.numbers.lhs_spec) == tuple(self.numbers.out_spec) == images and tuple(self.numbers.rhs_spec) == (
-            last,
-            last - 1,
-            *space,
-        )
+        specs = tuple(map(tuple, (self.numbers.lhs_spec, self.numbers.out_spec, self.numbers.rhs_spec)))
+        return specs == (images, images, (last, last - 1, *space))
 
     def crops(self) -> Iterator[tuple[int, int, int]]:
         """Yield for each axis the padding, and what a crop leaves of the input."""
@@ -276,11 +263,11 @@ class Conv:
 
     def __str__(self) -> str:
         steps = {"strides": self.strides, "lhs_dilation": self.lhs_dilation, "rhs_dilation": self.rhs_dilation}
-        told = [f"{name} {'x'.join(map(str, n))}" for name, n in steps.items() if {*n} - {1}]
-        told += [f"padding {'/'.join(f'{low}:{high}' for low, high in self.padding)}"] if any(map(any, self.padding)) else []
+        parts = [f"{name} {'x'.join(map(str, n))}" for name, n in steps.items() if {*n} - {1}]
+        parts += [f"padding {'/'.join(f'{low}:{high}' for low, high in self.padding)}"] if any(map(any, self.padding)) else []
         groups = {"feature_group_count": self.groups, "batch_group_count": self.batch_groups}
-        told += [f"{name} {n}" for name, n in groups.items() if n > 1]
-        return "".join(f", {each}" for each in told)
+        parts += [f"{name} {n}" for name, n in groups.items() if n > 1]
+        return "".join(f", {part}" for part in parts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -302,6 +289,10 @@ class Planned:
     def as_lax(self) -> bool:
         """Return whether the choice is lax's own product."""
         return self.choice.implementation == "xla" and getattr(self.choice.config, "algorithm", None) in AS_LAX
+
+    @property
+    def integers(self) -> bool:
+        return not all(jnp.issubdtype(self.call.dtypes[slot], jnp.inexact) for slot in self.call.factors)
 
     @property
     def flops(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 import jax
@@ -18,7 +19,19 @@ from jax import lax
 
 from jaxext.testing.conformance import Case, Check, Tree, is_float
 from jaxext.testing.derivatives import second, tangent, vjp_of_all
-from jaxext.testing.layouts import Cut
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """An axis along which a function is independent, as it lies in each argument and in each array of the result; None: it is missing."""
+
+    name: str
+    args: tuple[int | None, ...]
+    result: tuple[int | None, ...]
+
+    def size(self, args: Sequence) -> int:
+        """The number of its elements; 0 if no argument has it."""
+        return next((x.shape[axis] for x, axis in zip(args, self.args, strict=True) if axis is not None), 0)
 
 
 def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
@@ -29,10 +42,10 @@ def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
         return []
     axes: Any = named(**keywords)
     cuts = []
-    for name, (of_args, of_result) in axes.items():
-        if any(axis is not None for axis in of_args[: len(bound)]):
+    for name, (arg_axes, result_axes) in axes.items():
+        if any(axis is not None for axis in arg_axes[: len(bound)]):
             continue  # a bound array has this axis, and is not cut
-        cut = Cut(name, tuple(of_args[len(bound) :]), tuple(of_result))
+        cut = Cut(name, tuple(arg_axes[len(bound) :]), tuple(result_axes))
         if (len(cut.args), len(cut.result)) != (len(args), len(jax.tree.leaves(result))):
             raise ValueError(f"check_op: fn.independent_axes has {cut} for {len(args)} arguments and {jax.tree.structure(result)}")
         cuts.append(cut)
@@ -42,8 +55,8 @@ def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
 def linear_of(fn: Any, args: Sequence) -> tuple[int, ...]:
     """The floating-point arguments in each of which a function says by `linear` that it is linear."""
     fn, bound, _ = _unwrapped(fn)
-    said = getattr(fn, "linear", ())
-    return tuple(k for k, x in enumerate(args) if is_float(x) and isinstance(said, tuple) and k + len(bound) in said)
+    linear = getattr(fn, "linear", ())
+    return tuple(k for k, x in enumerate(args) if is_float(x) and isinstance(linear, tuple) and k + len(bound) in linear)
 
 
 def _unwrapped(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
@@ -62,20 +75,14 @@ def _unwrapped(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
 def _parts(case: Case, cut: Cut) -> list[Case]:
     """The case for the first half of an axis, and for the rest."""
     size = cut.size(case.args)
+    axes = dict(args=cut.args, tangents=cut.args, cotangents=cut.result)
+
+    def part(name, begin, end):
+        pairs = zip(getattr(case, name), axes[name], strict=True)
+        return tuple(x if axis is None else lax.slice_in_dim(x, begin, end, axis=axis) for x, axis in pairs)
+
     bounds = ((0, size // 2), (size // 2, size))
-
-    def of(arrays, axes, bound):
-        return tuple(x if axis is None else lax.slice_in_dim(x, *bound, axis=axis) for x, axis in zip(arrays, axes, strict=True))
-
-    return [
-        dataclasses.replace(
-            case,
-            args=of(case.args, cut.args, bound),
-            tangents=of(case.tangents, cut.args, bound),
-            cotangents=of(case.cotangents, cut.result, bound),
-        )
-        for bound in bounds
-    ]
+    return [dataclasses.replace(case, **{name: part(name, *bound) for name in axes}) for bound in bounds]
 
 
 def _together(halves: Sequence[Tree], axes: Sequence[int | None]) -> Tree:
@@ -85,31 +92,21 @@ def _together(halves: Sequence[Tree], axes: Sequence[int | None]) -> Tree:
     return jax.tree.unflatten(structure, joined)
 
 
-def _of_results(case: Case, cut: Cut) -> tuple:
-    return cut.result
+def _check(name: str, function: Callable[[Case], Tree], axes: Callable[[Case, Cut], Sequence], rule: str, *needs: str) -> Check:
+    """`axes` are those of the arrays that `function` returns."""
 
-
-def _of_float_results(case: Case, cut: Cut) -> tuple:
-    return tuple(axis for axis, ct in zip(cut.result, case.cotangents, strict=True) if is_float(ct))
-
-
-def _of_float_arguments(case: Case, cut: Cut) -> tuple:
-    return tuple(cut.args[k] for k in case.floats)
-
-
-def _value(case: Case) -> Tree:
-    return jax.tree.map(jnp.asarray, case.fn(*case.args))
-
-
-def _check(name: str, function: Callable[[Case], Tree], axes: Callable[[Case, Cut], tuple], rule: str, *needs: str) -> Check:
-    def whole(case):
+    def uncut(case):
         value = function(case)
         return {f"along {cut.name}": value for cut in case.cuts}
 
     def halves(case):
         return {f"along {cut.name}": _together([function(part) for part in _parts(case, cut)], axes(case, cut)) for cut in case.cuts}
 
-    return Check(name, whole, rule, ("cuts", *needs), halves, note=lambda case: case.uncut)
+    return Check(name, uncut, rule, ("cuts", *needs), halves, note=lambda case: case.uncut)
+
+
+def _argument_axes(case: Case, cut: Cut) -> list:
+    return [cut.args[k] for k in case.floats]
 
 
 COUPLED = (
@@ -119,8 +116,10 @@ COUPLED = (
 OF_DERIVATIVE = "the kernel of the derivative is not independent along this axis, which devices split; or it leaves out a part of a sum"
 
 HALVES = (
-    _check("halves", _value, _of_results, COUPLED, "jit"),
-    _check("jvp of halves", tangent, _of_float_results, OF_DERIVATIVE, "halves", "jvp"),
-    _check("vjp of halves", vjp_of_all, _of_float_arguments, OF_DERIVATIVE, "halves", "vjp"),
-    _check("jvp of grad of halves", second, _of_float_arguments, OF_DERIVATIVE, "halves", "jvp of grad"),
+    _check("halves", lambda case: jax.tree.map(jnp.asarray, case.fn(*case.args)), lambda case, cut: cut.result, COUPLED, "jit"),
+    _check(
+        "jvp of halves", tangent, lambda case, cut: [*compress(cut.result, map(is_float, case.cotangents))], OF_DERIVATIVE, "halves", "jvp"
+    ),
+    _check("vjp of halves", vjp_of_all, _argument_axes, OF_DERIVATIVE, "halves", "vjp"),
+    _check("jvp of grad of halves", second, _argument_axes, OF_DERIVATIVE, "halves", "jvp of grad"),
 )

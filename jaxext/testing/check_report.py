@@ -1,7 +1,9 @@
-"""The words of a report: for a failure, the rule that is missing or the kernel that is wrong; for a check that was left out, the cure."""
+"""The report of `check_op`: a row for each check, the rule that a failure points to, and the reason why a check was left out."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +16,80 @@ NO_SPLITS = "no splits are declared"  # and fn names none
 ONE_DEVICE = "one device only"
 NO_FLATBUFFERS = "the package flatbuffers, by which JAX writes programs, is not installed"
 NARROW = "on CPUs XLA ends the process where a shard_map over some axes adds up 16-bit floats"
-CURES = {
+FIXES = {
     ONE_DEVICE: "XLA_FLAGS=--xla_force_host_platform_device_count=8 simulates 8 on a CPU, if it is set before jax starts",
     NO_FLATBUFFERS: "pip install flatbuffers",
     NARROW: "on a GPU, or in float32",
 }
+HINTS = FIXES | {NO_SPLITS: "`splits=`, or an operation of jaxext.extend itself, or in functools.partial, as fn"}
+WIDTH = 48  # of the longest name of a check
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The outcome of a check: "passed", "failed" or "skipped", with the reason and the rule to fix.
+
+    `complete` is False if it, or a part of it, was left out although it applies, and was not named in `skip`.
+    """
+
+    check: str
+    outcome: str
+    detail: str = ""
+    rule: str = ""
+    complete: bool = True
+
+    def __str__(self) -> str:
+        rule = f"\n{'':{WIDTH}}  -> {self.rule}" if self.rule else ""
+        return f"{self.check:{WIDTH}}  {self.outcome:7}  {self.detail}".rstrip() + rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The result of `check_op`.  `str` formats it as a table, with a summary as its last line."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def failures(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.outcome == "failed")
+
+    @property
+    def passed(self) -> bool:
+        """Return whether at least one check passed and none failed.  Skipped checks do not count: see `complete`."""
+        return not self.failures and any(row.outcome == "passed" for row in self.rows)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether it passed, and no check was left out, wholly or for some splits, for want of devices, of sizes that the mesh
+        divides, of the package flatbuffers, or of a platform for 16-bit floats, or because it needs one that `skip` names.
+
+        Checks that `skip` names, and those that do not apply, such as derivatives of integers, may be missing.
+        """
+        return self.passed and all(row.complete for row in self.rows)
+
+    @property
+    def summary(self) -> str:
+        """The numbers of checks that passed, failed and were skipped, and why these were, in a line."""
+        outcomes = collections.Counter(row.outcome for row in self.rows)
+        reasons = collections.Counter(row.detail for row in self.rows if row.outcome == "skipped")
+        why = "; ".join(f"{n}: {reason}{f' ({HINTS[reason]})' if reason in HINTS else ''}" for reason, n in reasons.most_common())
+        partly = [row for row in self.rows if row.outcome == "passed" and row.detail]
+        notes = "".join(f"; partly: {note}" for note in dict.fromkeys(row.detail for row in partly))
+        counts = f"{outcomes['passed']} passed, {outcomes['failed']} failed, {outcomes['skipped']} skipped"
+        return f"check_op: {counts}{f' ({why})' if why else ''}{notes}"
+
+    def __getitem__(self, check: str) -> Row:
+        return {row.check: row for row in self.rows}[check]
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.rows), self.summary])
+
+    def raise_if_failed(self, *, complete: bool = False) -> None:
+        """Raise AssertionError with the failed rows, or with all rows if nothing was checked; also, if asked, if it is not `complete`."""
+        if not self.passed or complete and not self.complete:
+            missing = [row for row in self.rows if complete and not row.complete]
+            raise AssertionError("\n".join(["check_op:", *map(str, self.failures or missing or self.rows), self.summary]))
+
 
 # JAX's error messages for missing rules, and how to add the rule.
 MISSING = (
@@ -51,14 +122,13 @@ def missing(error: str) -> str | None:
     return next((rule.format(*match.groups()) for pattern, rule in MISSING if (match := re.search(pattern, error))), None)
 
 
-def blamed(function: Callable[[Any], Any], case: Any) -> str | None:
-    """Return what a primitive of the program that failed says of the kernels in it, if it knows: by its attribute
-    `blame(program, *arrays)`."""
+def wrong_implementation(function: Callable[[Any], Any], case: Any) -> str | None:
+    """Return the implementations that the program computes wrong, if a primitive in it can tell: `primitive.blame(program, *arrays)`."""
     try:
         program = jax.make_jaxpr(function)(case)
-        asked = next((of for primitive in _primitives(program.jaxpr) if (of := getattr(primitive, "blame", None))), None)
-        return asked and asked(program, *jax.tree.leaves(case))
-    except Exception:  # the program fails, too; its own rule is said instead
+        locate = next((found for primitive in _primitives(program.jaxpr) if (found := getattr(primitive, "blame", None))), None)
+        return locate and locate(program, *jax.tree.leaves(case))
+    except Exception:  # the program fails, too; its own rule is reported instead
         return None
 
 
