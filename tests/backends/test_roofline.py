@@ -39,14 +39,14 @@ LONG = {
     "triton matmul": (matmul, product(4096, 4096), matmul.Config(**LARGE)),
     "triton conv": (conv, convolution("fprop", 4096), conv.Config(**LARGE)),
     "triton depthwise": (depthwise, channelwise("fprop"), depthwise.candidates(channelwise("fprop"))[0]),
-    "cuda matmul": (cuda_matmul, product(4096, 4096), cuda_matmul.MatmulConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0)),
+    "cuda matmul": (cuda_matmul, product(4096, 4096), cuda_matmul.GemmConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0)),
     "cuda conv": (cuda_conv, convolution("fprop", 4096), cuda_conv.ConvConfig(**CUDA, cluster=2)),
-    "cuda depthwise": (cuda_depthwise, channelwise("fprop"), cuda_depthwise.pick(channelwise("fprop"))),
+    "cuda depthwise": (cuda_depthwise, channelwise("fprop"), cuda_depthwise.candidates(channelwise("fprop"))[0]),
 }
 SPLIT = {
     "triton matmul": (matmul, product(8192, 1024), matmul.Config(**LARGE, splits=8)),
     "triton conv": (conv, convolution("wgrad", 4096), conv.Config(**LARGE, splits=264)),
-    "cuda matmul": (cuda_matmul, product(8192, 1024), cuda_matmul.MatmulConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0, splits=8)),
+    "cuda matmul": (cuda_matmul, product(8192, 1024), cuda_matmul.GemmConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0, splits=8)),
     "cuda conv": (cuda_conv, convolution("wgrad", 4096, N=4), cuda_conv.ConvConfig(**CUDA, cluster=2, splits=30)),
 }
 CASES = {f"{kind} {name}": case for kind, cases in (("long", LONG), ("split", SPLIT)) for name, case in cases.items()}

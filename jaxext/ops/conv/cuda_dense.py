@@ -79,10 +79,6 @@ def _half_empty(problem: ConvProblem, config: ConvConfig) -> bool:
     return config.tile_m >= 2 * rows or config.tile_n >= 2 * columns
 
 
-def pick(problem: ConvProblem, table: Sequence[Mapping[str, Any]]) -> ConvConfig:
-    return candidates(problem, table)[0]
-
-
 def clocks(problem: ConvProblem, config: ConvConfig) -> float:
     """Expected time, in clocks.
 
