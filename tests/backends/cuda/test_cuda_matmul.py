@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from host_code import gemm, refuses
 
+from jaxext.backends.cuda import cuda_tiles
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.machine import machine
 from jaxext.kernels.matmul.problem import MatmulProblem
@@ -136,7 +137,7 @@ def test_the_model_of_a_large_product_is_near_the_machines_rate():
 def test_the_right_factor_is_read_anew_for_each_64_rows(monkeypatch):
     """From shared memory, where nothing else is slow."""
     gpu = dataclasses.replace(machine(90), products=10**9, l2=10**9, memory=10**9, multiprocessors=1)
-    monkeypatch.setattr(cuda_matmul, "machine", lambda arch, device: gpu)
+    monkeypatch.setattr(cuda_tiles, "machine", lambda arch, device: gpu)
     long = 10**7
     for m, n, moved in ((128, 128, 2 * 128 + 128 + 2 * 128), (64, 256, 2 * (64 + 256)), (128, 256, 128 + 256 + 128 + 2 * 256)):
         config = GemmConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=1, pingpong=1)
