@@ -99,7 +99,7 @@ def _mma_clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
     """The same on tensor cores: of loads and stores, products, instructions, or shared memory, whichever takes longest, for each line of
     sources; and of a block's start, with its filters."""
     gpu, (_, h, w), lines = machine(problem.arch, problem.device), problem.axes, _walked(problem, config)
-    rows, steps = _mma_rows(h.R), lines + h.R - 1
+    rows, steps = next(rows for rows in MMA_ROWS if rows >= h.R), lines + h.R - 1
     positions = steps * (MMA_TARGETS + w.R - 1) + lines * MMA_TARGETS * stored(problem.epilogue)
     loaded = positions * MMA_LINES * MMA_CHANNELS * 2
     multiplied = steps * rows * MMA_CHANNELS * MMA_LINES * MMA_TARGETS * MMA_SOURCES
@@ -150,11 +150,6 @@ def _on_tensor_cores(problem: ConvProblem, other: DepthwiseConfig) -> list[Depth
 def _walked(problem: ConvProblem, config: DepthwiseConfig) -> int:
     """Lines of targets that a block walks down."""
     return min(config.lines, problem.axes[1].T)
-
-
-def _mma_rows(rows: int) -> int:
-    """Return the rows of the kernel that takes a filter of so many."""
-    return next(made for made in MMA_ROWS if made >= rows)
 
 
 def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfig:
