@@ -32,10 +32,6 @@ def candidates(problem: ConvProblem) -> list[cuda_conv.ConvConfig]:
     return cuda_conv.candidates(problem, TABLE)
 
 
-def pick(problem: ConvProblem) -> cuda_conv.ConvConfig:
-    return cuda_conv.pick(problem, TABLE)
-
-
 def refuses(problem: ConvProblem) -> str | None:
     return host_code.refuses(problem, cuda_conv)
 

@@ -72,14 +72,14 @@ def _near_depthwise(problem, results, operands):
 def _depthwise_configs(problem):
     """Return configs; those of wgrad have pieces and splits of which some are empty."""
     parts = dict(pieces=4, splits=3) if problem.role == "wgrad" else {}
-    found = [DepthwiseConfig(lanes=2, strip=3, **parts), DepthwiseConfig(lanes=1, strip=11), cuda_depthwise.pick(problem)]
+    found = [DepthwiseConfig(lanes=2, strip=3, **parts), DepthwiseConfig(lanes=1, strip=11), cuda_depthwise.candidates(problem)[0]]
     return list(dict.fromkeys(found))
 
 
 def _causal_configs(problem):
     """Return configs; those of the backward pass have parts of which some are empty."""
     few, many = (3, 7) if problem.role == "backward" else (1, 1)
-    found = [CausalConfig(lanes=2, strip=3, splits=few), CausalConfig(lanes=4, strip=11, splits=many), cuda_causal.pick(problem)]
+    found = [CausalConfig(lanes=2, strip=3, splits=few), CausalConfig(lanes=4, strip=11, splits=many), cuda_causal.candidates(problem)[0]]
     return list(dict.fromkeys(found))
 
 
@@ -113,6 +113,6 @@ WEIGHT_ONLY = Family(
     results=_added(3),
     truth=lambda problem, operands: [simt_weight_only.true(problem, operands)],
     near=functools.partial(simt_weight_only.check_parts, integers=False),
-    configs=lambda problem: [cuda_weight_only.pick(problem)],
+    configs=lambda problem: [cuda_weight_only.candidates(problem)[0]],
     is_kernel=lambda problem, config, kernel: kernel[1:] == (problem.bits_of_weight, config.tile_m // 8, config.tile_n // config.tile_m),
 )

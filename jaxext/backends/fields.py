@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,38 +46,40 @@ def matmul_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulPr
 def common_fields(call: Call, arch: int) -> dict[str, Any] | str:
     """The part of a problem that is the same for all kernels of products and convolutions."""
     numbers = factor_fields(call, arch)
-    epilogue = None if isinstance(numbers, str) else _epilogue(call)
-    if isinstance(numbers, str) or isinstance(epilogue, str):
-        return numbers if isinstance(numbers, str) else str(epilogue)
-    return dict(**numbers, epilogue=epilogue)
+    if isinstance(numbers, str):
+        return numbers
+    epilogue = _epilogue(call)
+    return epilogue if isinstance(epilogue, str) else dict(**numbers, epilogue=epilogue)
+
+
+def named_dtypes(dtypes: Mapping[str, np.dtype]) -> dict[str, str] | str:
+    """The short name of the dtype of each slot, or the reason why kernels do not support one."""
+    for slot, dtype in dtypes.items():
+        if dtype.name not in DTYPES:
+            return f"{slot} is {dtype.name}, want one of {sorted(DTYPES)}"
+    return {slot: DTYPES[dtype.name] for slot, dtype in dtypes.items()}
 
 
 def factor_fields(call: Call, arch: int) -> dict[str, Any] | str:
     """The names of a product, and what is multiplied how."""
-    dtypes = []
     factors = {slot: call.dtypes[slot] for slot in call.factors}
-    for slot, dtype in (*factors.items(), (call.open, call.dtype)):
-        if dtype.name not in DTYPES:
-            return f"{slot} is {dtype.name}, want one of {sorted(DTYPES)}"
-        dtypes.append(DTYPES[dtype.name])
+    dtypes = named_dtypes({**factors, call.open: call.dtype})
+    if isinstance(dtypes, str):
+        return dtypes
     precision = precision_of(call.precision, factors.values())
     if precision is None:
         return f"precision is {call.precision}, want one of {sorted(PRESETS)}, or one that the operands have of themselves"
     role = call.product.rpartition("_")[2]
-    return dict(name=call.op, role=role, dtypes=tuple(dtypes), precision=precision, arch=arch, device=call.device)
+    return dict(name=call.op, role=role, dtypes=tuple(dtypes.values()), precision=precision, arch=arch, device=call.device)
 
 
 def _epilogue(call: Call) -> Epilogue | None | str:
     """The epilogue of a call as kernels know it, or the reason why they do not."""
     if call.operation is None:
         return None
-    added = {}
-    for slot in ("bias", "residual", "scale"):
-        if slot in call.dtypes:
-            name = call.dtypes[slot].name
-            if name not in DTYPES:
-                return f"{slot} is {name}, want one of {sorted(DTYPES)}"
-            added[slot] = DTYPES[name]
+    added = named_dtypes({slot: call.dtypes[slot] for slot in ("bias", "residual", "scale") if slot in call.dtypes})
+    if isinstance(added, str):
+        return added
     gated = call.window is None and "T" in call.sizes  # of a convolution along three axes T is an axis of the filter
     return Epilogue(activation=call.static.activation, gated=gated, saves=bool(call.further), **added)
 

@@ -57,6 +57,7 @@ class KernelImplementation(Implementation, abc.ABC):
     version = "of its files"
     rows_by_config = True
     epilogues = False  # whether its kernels fuse them
+    assumed_arch = 0  # of a device without a compute capability
     # Files of no class that its results depend on.
     shared: Sequence[pathlib.Path] = (pathlib.Path(__file__), pathlib.Path(__file__).with_name("fields.py"))
 
@@ -71,6 +72,10 @@ class KernelImplementation(Implementation, abc.ABC):
 
     def code(self, platform: str) -> str:
         return hash_of([*files_of(self, "problem.py"), *self.shared])
+
+    def arch(self, call: Call) -> int:
+        """The compute capability, times 10, of the device for which a problem is planned."""
+        return call.arch or self.assumed_arch
 
     @abc.abstractmethod
     def lacks(self, call: Call) -> str | None:

@@ -81,7 +81,7 @@ def has_result(case, role):
 )
 def test_depthwise_kernel(name, role, dtype):
     problem = depthwise.of_role(DEPTHWISE[name], role, dtype)
-    picked = cuda_depthwise.pick(problem)
+    picked = cuda_depthwise.candidates(problem)[0]
     configs = {picked, *some(cuda_depthwise.candidates(problem))}
     if role == "wgrad":
         configs |= {dataclasses.replace(picked, splits=3)}  # what is picked for so little is not split
@@ -95,7 +95,7 @@ def test_depthwise_kernel(name, role, dtype):
 def test_depthwise_kernel_rounds_once(name, role, dtype):
     """Operands are normal numbers, and the channels make several blocks."""
     problem = depthwise.of_role(DEPTHWISE[name], role, dtype, G=264, N=3)
-    check_kernels(cuda_depthwise, problem, [cuda_depthwise.pick(problem)], integers=False)
+    check_kernels(cuda_depthwise, problem, [cuda_depthwise.candidates(problem)[0]], integers=False)
 
 
 # Channels in eights, and problems of several tiles along each axis.
@@ -483,7 +483,7 @@ def test_what_is_named_and_refused_raises(case, dtype, reason):
 def test_a_handler_refuses_in_words(changes, message):
     """The handler is called directly, without Python's checks; the device works after that."""
     problem = depthwise.of_role(DEPTHWISE["causal k4"], "fprop")
-    call = cuda_calls.conv_call(problem, cuda_depthwise.pick(problem))
+    call = cuda_calls.conv_call(problem, cuda_depthwise.candidates(problem)[0])
     attributes = {name: value for name, value in {**call.case.attributes, **changes}.items() if value is not None}
     wrong = cuda_calls.kernel(dataclasses.replace(call.case, attributes=attributes))
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):

@@ -15,7 +15,7 @@ from jaxext.backends.fields import matmul_problem
 from jaxext.core.implementation import Plan
 from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.matmul.problem import MatmulProblem
-from jaxext.ops.conv.problem import conv_problem
+from jaxext.ops.conv.triton import TritonConv
 from jaxext.tables import active
 
 PRESET = lax.DotAlgorithmPreset
@@ -57,7 +57,7 @@ def test_a_precision_that_no_kernel_has_is_refused(precision):
 def test_missing_spatial_axes_are_the_leading_ones():
     x, w = np.ones((2, 9, 3), np.float32), np.ones((5, 3, 4), np.float32)
     conv = lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(3, 1)], (6,), (4,), ("NWC", "WIO", "NWC"))
-    problem: Any = conv_problem(call_of(conv, x, w), 90)
+    problem: Any = TritonConv().problem(call_of(conv, x, w))
     assert isinstance(problem, ConvProblem)
     assert (problem.input, problem.filter, problem.output) == ((1, 1, 9), (1, 1, 5), (1, 1, 19))
     assert (problem.stride, problem.low) == ((1, 1, 2), (0, 0, 3))

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from jaxext.backends.cuda import cuda_tiles
 from jaxext.kernels.conv import plan as conv
 from jaxext.kernels.depthwise import plan as depthwise
 from jaxext.kernels.geometry import ConvProblem
@@ -14,7 +15,6 @@ from jaxext.kernels.machine import LAUNCH, machine
 from jaxext.kernels.matmul import plan as matmul
 from jaxext.ops.conv import cuda_dense as cuda_conv
 from jaxext.ops.conv import cuda_depthwise
-from jaxext.ops.matmul import cuda as cuda_matmul
 
 BF16 = dict(dtypes=("bf16",) * 3, precision="tf32", arch=90)
 IMAGE = dict(B=1, N=64, input=(1, 64, 64), filter=(1, 1, 1), output=(1, 64, 64), **BF16)
@@ -39,14 +39,14 @@ LONG = {
     "triton matmul": (matmul, product(4096, 4096), matmul.Config(**LARGE)),
     "triton conv": (conv, convolution("fprop", 4096), conv.Config(**LARGE)),
     "triton depthwise": (depthwise, channelwise("fprop"), depthwise.candidates(channelwise("fprop"))[0]),
-    "cuda matmul": (cuda_matmul, product(4096, 4096), cuda_matmul.MatmulConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0)),
+    "cuda matmul": (cuda_tiles, product(4096, 4096), cuda_tiles.GemmConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0)),
     "cuda conv": (cuda_conv, convolution("fprop", 4096), cuda_conv.ConvConfig(**CUDA, cluster=2)),
-    "cuda depthwise": (cuda_depthwise, channelwise("fprop"), cuda_depthwise.pick(channelwise("fprop"))),
+    "cuda depthwise": (cuda_depthwise, channelwise("fprop"), cuda_depthwise.candidates(channelwise("fprop"))[0]),
 }
 SPLIT = {
     "triton matmul": (matmul, product(8192, 1024), matmul.Config(**LARGE, splits=8)),
     "triton conv": (conv, convolution("wgrad", 4096), conv.Config(**LARGE, splits=264)),
-    "cuda matmul": (cuda_matmul, product(8192, 1024), cuda_matmul.MatmulConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0, splits=8)),
+    "cuda matmul": (cuda_tiles, product(8192, 1024), cuda_tiles.GemmConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0, splits=8)),
     "cuda conv": (cuda_conv, convolution("wgrad", 4096, N=4), cuda_conv.ConvConfig(**CUDA, cluster=2, splits=30)),
 }
 CASES = {f"{kind} {name}": case for kind, cases in (("long", LONG), ("split", SPLIT)) for name, case in cases.items()}
@@ -121,5 +121,5 @@ def test_models_agree_on_what_is_one_product():
     """A convolution with a filter of one pixel is a product of matrices."""
     pixels = convolution("fprop", 4096, N=1)  # 64² pixels, of 4096 channels
     triton = conv.clocks(pixels, conv.Config(**LARGE)) / matmul.clocks(*LONG["triton matmul"][1:])
-    cuda = (cuda_conv.clocks(pixels, cuda_conv.ConvConfig(**CUDA, cluster=2)) - LAUNCH) / cuda_matmul.clocks(*LONG["cuda matmul"][1:])
+    cuda = (cuda_conv.clocks(pixels, cuda_conv.ConvConfig(**CUDA, cluster=2)) - LAUNCH) / cuda_tiles.clocks(*LONG["cuda matmul"][1:])
     assert 1 < triton < 1.1 and 0.95 < cuda < 1.05

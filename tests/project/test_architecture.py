@@ -14,7 +14,7 @@ from jax import lax
 import jaxext
 from jaxext import _compat
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.triton import triton_call
+from jaxext.backends.triton import triton_binding
 from jaxext.core.form import Form
 from jaxext.core.operation import Operation
 
@@ -34,7 +34,7 @@ def linear(x, w, implementation):
 # Operation, its shapes, the implementation, the last function of the way and its module, and the most hops to it.
 WAYS = {
     "conv to XLA": (conv, (IMAGE, FILTER), "xla", _compat, "conv_general_dilated", 12),
-    "conv to a Triton launch": (conv, (IMAGE, FILTER), "triton", triton_call, "called", 12),
+    "conv to a Triton launch": (conv, (IMAGE, FILTER), "triton", triton_binding, "called", 12),
     "linear to XLA": (linear, ((512, 1024), (1024, 512)), "xla", lax, "dot_general", 14),
     "linear to CUDA": (linear, ((512, 1024), (1024, 512)), "cuda", cuda_binding, "ffi_call", 14),
 }
@@ -51,7 +51,7 @@ def hops(function):
 
 def way(monkeypatch, function, shapes, implementation, module, last):
     """The hops to the primitive, when the function is traced, and those to `last`, when it is lowered for an H100."""
-    if reason := {"triton": triton_call.missing(interpreted=False), "cuda": cuda_binding.missing()}.get(implementation):
+    if reason := {"triton": triton_binding.missing(interpreted=False), "cuda": cuda_binding.missing()}.get(implementation):
         pytest.skip(reason)
     seen: dict[str, list] = {}
     jax.clear_caches()

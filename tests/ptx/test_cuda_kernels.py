@@ -94,7 +94,7 @@ def test_ragged(row):
 def scaled(row, sizes, blocks=(1, 1, 1), result="bf16", B=1, splits=1, integers=True):
     """`sizes` and `blocks`: of rows, the sum and columns."""
     problem = test_cuda_scaled.product("nn", sizes, blocks, dtypes=(DTYPES[row["operands"]], DTYPES[row["second"]], result), B=B)
-    return scaled_call(problem, config_of(cuda_scaled.ScaledConfig, row, splits=splits), integers)
+    return scaled_call(problem, config_of(cuda_scaled.TileConfig, row, splits=splits), integers)
 
 
 @each(SCALEDS)
@@ -195,7 +195,7 @@ def test_causal_convolution(dtype, arch):
         check(causal_call(problem, dataclasses.replace(config, splits=2 if role == "backward" else 1)), arch=arch)
     for role, taps in (("forward", 31), ("forward", 4), ("backward", 4), ("backward", 8)):
         problem = test_causal_kernel.a_problem(role, taps, dtype=DTYPES[dtype], C=24, T=33, **CAUSAL_GIVEN[1])
-        check(causal_call(problem, cuda_causal.pick(problem), integers=False), arch=arch)
+        check(causal_call(problem, cuda_causal.candidates(problem)[0], integers=False), arch=arch)
     assert_all_ran(dtype, arch, lambda name: "6causal" in name)
 
 
@@ -204,7 +204,7 @@ def test_causal_convolution(dtype, arch):
 def test_activation_of_a_causal_convolution(activation, role):
     """Backward its derivative, which no other kernel has."""
     problem = test_causal_kernel.a_problem(role, activation=activation, C=8)
-    check(causal_call(problem, cuda_causal.pick(problem), integers=False))
+    check(causal_call(problem, cuda_causal.candidates(problem)[0], integers=False))
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -221,7 +221,7 @@ def test_weight_only_product(dtype, arch):
             problem = a_weight_only_problem(M=m - 1, N=32, K=11 * 32, S=1, result="fp32", B=2, **given)
             check(weight_only_call(problem, dataclasses.replace(config, splits=3)), arch=arch)
         problem = a_weight_only_problem(M=3, N=64, K=11 * 32, S=11, **given)
-        check(weight_only_call(problem, cuda_weight_only.pick(problem), integers=False), arch=arch)
+        check(weight_only_call(problem, cuda_weight_only.candidates(problem)[0], integers=False), arch=arch)
     assert_all_ran(dtype, arch, lambda name: "11weight_only" in name)
 
 
@@ -283,7 +283,7 @@ def test_matmul_with_an_epilogue(row):
     small = dataclasses.replace(plain, B=1, M=24, N=40, K=16)
     epilogues = EPILOGUES if dtype == "bf16" else []  # what depends on the dtype is little
     for problem in [fused(plain, ALL | dict(residual=True)), *(fused(small, epilogue) for epilogue in epilogues)]:
-        check_fused(problem, config_of(cuda_matmul.MatmulConfig, row))
+        check_fused(problem, config_of(cuda_matmul.GemmConfig, row))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -291,7 +291,7 @@ def test_activation(activation):
     """The kernel is that of depthwise convolutions: all kernels compile the same functions."""
     plain = test_depthwise.of_role(test_simt.CASES["causal k3, several chunks"], "fprop", "fp32", arch=90)
     problem = fused(plain, dict(activation=activation, saves=True))
-    check_fused(problem, cuda_depthwise.pick(problem))
+    check_fused(problem, cuda_depthwise.candidates(problem)[0])
 
 
 @pytest.mark.sampled(5)

@@ -17,13 +17,12 @@ import pytest
 from msgspec.structs import replace
 
 import jaxext
-from jaxext.backends import kernel
+from jaxext.backends import kernel, xla_products
 from jaxext.backends.cuda import cuda_binding
 from jaxext.core import implementation
 from jaxext.core.call import Partitioner
 from jaxext.core.family import families
 from jaxext.ops.conv import xla as xla_conv
-from jaxext.ops.matmul import xla as xla_matmul
 from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import Measurement, Table
 
@@ -261,13 +260,13 @@ def test_a_hash_changes_with_each_file(tmp_path):
 
 @pytest.mark.parametrize(("name", "files"), [
     ("xla", {"ops/conv/xla_plan.py", "ops/conv/xla_rates.json", "ops/matmul/xla.py", "ops/gram/xla.py", "core/window.py"}),
-    ("triton", {"backends/triton/triton_binding.py", "backends/triton/triton_call.py", "backends/fields.py", "kernels/matmul/kernel.py"}),
+    ("triton", {"backends/triton/triton_binding.py", "backends/fields.py", "kernels/matmul/kernel.py"}),
     ("cuda", {"backends/cuda/cuda_binding.py", "ops/conv/cuda_dense.py", "ops/gram/problem.py", "kernels/geometry.py"}),
 ])  # fmt: skip
 def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch):
     """The files are those that decide what it computes with, and no others."""
     seen = set()
-    for module in (xla_conv, xla_matmul, kernel, cuda_binding):
+    for module in (xla_conv, xla_products, kernel, cuda_binding):
         monkeypatch.setattr(module, "hash_of", lambda files, *more: seen.update(map(str, files)) or "")
     for family in families.values():
         for each in family.implementations:

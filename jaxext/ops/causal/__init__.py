@@ -90,14 +90,9 @@ def causal_conv1d(
       ValueError: `activation` or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    return causal.convolution(
-        "causal_conv1d",
-        {"x": x, "w": w} | given(bias=bias, seq_idx=seq_idx, initial_states=initial_states),
-        activation,
-        return_final_states=return_final_states,
-        precision=precision,
-        implementation=implementation,
-    )
+    arrays = {"x": x, "w": w} | given(bias=bias, seq_idx=seq_idx, initial_states=initial_states)
+    static: dict[str, Any] = dict(return_final_states=return_final_states, precision=precision, implementation=implementation)
+    return causal.convolution("causal_conv1d", arrays, activation, **static)
 
 
 def causal_conv1d_update(

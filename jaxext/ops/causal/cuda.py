@@ -20,7 +20,7 @@ from jaxext.core.call import Call
 from jaxext.kernels.causal.problem import CausalProblem
 from jaxext.kernels.launch import BITS, cdiv, largest_block
 from jaxext.kernels.machine import ACCESS, ACTIVATED, START, machine
-from jaxext.ops.causal.problem import causal_problem, slower
+from jaxext.ops.causal.problem import CausalKernels
 
 THREADS = 128  # of a block
 VECTOR_BITS = 128
@@ -67,10 +67,6 @@ def candidates(problem: CausalProblem) -> list[CausalConfig]:
             config = dataclasses.replace(config, splits=max(1, min(wanted, _tiles(problem, config), MOST_SPLITS)))
         configs.append(config)
     return sorted(configs, key=lambda config: (clocks(problem, config), -config.strip))
-
-
-def pick(problem: CausalProblem) -> CausalConfig:
-    return candidates(problem)[0]
 
 
 def exact(problem: CausalProblem) -> bool:
@@ -134,20 +130,12 @@ def _tiles(problem: CausalProblem, config: CausalConfig) -> int:
 _CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside x and w
 
 
-class CudaCausal(Cuda):
-    """`causal_conv1d`, and its backward as one kernel, which computes all cotangents."""
-
+class CudaCausal(CausalKernels, Cuda):
     custom_calls = ("jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1")
     kernel_family = "causal"
 
-    def problem(self, call):
-        return causal_problem(call, call.arch or 0)
-
     def refuses_problem(self, problem):
         return refused(problem) or not_compiled_for(problem.arch)
-
-    def slower(self, call):
-        return slower(call)
 
     def yields(self, call):
         return True

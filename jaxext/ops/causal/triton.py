@@ -10,23 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.kernel import KernelCall
-from jaxext.backends.triton.triton_binding import INTERPRETED_CAPABILITY, TritonKernels
+from jaxext.backends.triton.triton_binding import TritonKernels
 from jaxext.core.call import Call
 from jaxext.kernels import causal
-from jaxext.ops.causal.problem import causal_problem, slower
+from jaxext.ops.causal.problem import CausalKernels
 
 
-class TritonCausal(TritonKernels):
-    """`causal_conv1d`, and its backward as one kernel, which computes all cotangents."""
-
-    def problem(self, call):
-        return causal_problem(call, call.arch or INTERPRETED_CAPABILITY)
-
-    def kernels(self, problem):
-        return causal
-
-    def slower(self, call):
-        return slower(call)
+class TritonCausal(CausalKernels, TritonKernels):
+    module = causal
 
     def launch(self, call, problem, config):
         plain = super().launch(call, problem, config)

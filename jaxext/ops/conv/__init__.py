@@ -71,18 +71,10 @@ def conv_general_dilated(
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    static = dict(
-        window_strides=window_strides,
-        padding=padding,
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=rhs_dilation,
-        dimension_numbers=dimension_numbers,
-        feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-    )
+    window = dict(window_strides=window_strides, padding=padding, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
+    groups = dict(feature_group_count=feature_group_count, batch_group_count=batch_group_count)
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    static |= dict(window, dimension_numbers=dimension_numbers, **groups)
     return like(lax.conv_general_dilated, FAMILY, implementation, (lhs, rhs), static)
 
 
@@ -115,12 +107,7 @@ def conv(
       >>> conv(jnp.ones((2, 8, 32, 32)), jnp.ones((16, 8, 3, 3)), (1, 1), "VALID").shape
       (2, 16, 30, 30)
     """
-    static = dict(
-        window_strides=window_strides,
-        padding=padding,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-    )
+    static = dict(window_strides=window_strides, padding=padding, precision=precision, preferred_element_type=preferred_element_type)
     return like(lax.conv, FAMILY, implementation, (lhs, rhs), static)
 
 
@@ -163,16 +150,9 @@ def conv_transpose(
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    static = dict(
-        strides=strides,
-        padding=padding,
-        rhs_dilation=rhs_dilation,
-        dimension_numbers=dimension_numbers,
-        transpose_kernel=transpose_kernel,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        use_consistent_padding=use_consistent_padding,
-    )
+    window = dict(strides=strides, padding=padding, rhs_dilation=rhs_dilation, dimension_numbers=dimension_numbers)
+    gradient = dict(transpose_kernel=transpose_kernel, use_consistent_padding=use_consistent_padding)
+    static = dict(window, **gradient, precision=precision, preferred_element_type=preferred_element_type)
     return like(lax.conv_transpose, FAMILY, implementation, (lhs, rhs), static)
 
 

@@ -9,19 +9,16 @@ from jaxext.backends.cuda.cuda_binding import Cuda, compiled, kernel_call, not_c
 from jaxext.kernels.geometry import ConvProblem
 from jaxext.ops.conv import cuda_dense as cuda_conv
 from jaxext.ops.conv import cuda_depthwise, preference
-from jaxext.ops.conv.problem import conv_problem
+from jaxext.ops.conv.problem import ConvKernels
 
 
-class CudaConv(Cuda):
+class CudaConv(ConvKernels, Cuda):
     custom_calls = tuple(
         f"jaxext_{kernel}{rank}d_{name}_v1"
         for kernel in ("conv", "depthwise")
         for rank in (1, 2, 3)
         for name in ("fprop", "dgrad", "wgrad", "bias_act")
     )
-
-    def problem(self, call):
-        return conv_problem(call, call.arch or 0)
 
     def refuses_problem(self, problem):
         family = _family(problem)
@@ -31,10 +28,6 @@ class CudaConv(Cuda):
         if _family(problem) is cuda_conv:
             return "conv"
         return "depthwise_mma" if config.lines else "depthwise"
-
-    def slower(self, call):
-        row = preference.convolution(call)
-        return None if row.kernel else row.reason
 
     def yields(self, call):
         return not preference.prefers_cuda(preference.convolution(call), call)

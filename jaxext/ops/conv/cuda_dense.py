@@ -79,10 +79,6 @@ def _half_empty(problem: ConvProblem, config: ConvConfig) -> bool:
     return config.tile_m >= 2 * rows or config.tile_n >= 2 * columns
 
 
-def pick(problem: ConvProblem, table: Sequence[Mapping[str, Any]]) -> ConvConfig:
-    return candidates(problem, table)[0]
-
-
 def clocks(problem: ConvProblem, config: ConvConfig) -> float:
     """Expected time, in clocks.
 
@@ -144,13 +140,9 @@ def _cuts(problem: ConvProblem, splits: int) -> bool:
     axis = 3 - rank(problem)
     slices, rest = divmod(splits, problem.N)
     reach = (problem.filter[axis] - 1) * problem.filter_dilation[axis]
-    if rest or slices > problem.output[axis] or reach > _corner(problem):  # a part in the middle has no padding
+    corner = 1 << (16 // rank(problem) - 1)  # the coordinates of a corner of TMA's box lie from minus this on below it
+    if rest or slices > problem.output[axis] or reach > corner:  # a part in the middle has no padding
         return False
     last_of_first = (problem.output[axis] // slices - 1) * problem.stride[axis] + reach - problem.low[axis]
     first_of_last = problem.output[axis] * (slices - 1) // slices * problem.stride[axis] - problem.low[axis]
     return last_of_first >= 0 and first_of_last < problem.input[axis]
-
-
-def _corner(problem: ConvProblem) -> int:
-    """The coordinates of a corner of TMA's box lie from minus this on below it."""
-    return 1 << (16 // rank(problem) - 1)

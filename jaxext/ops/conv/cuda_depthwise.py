@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jaxext.kernels.geometry import Axis, ConvProblem
+from jaxext.kernels.depthwise.problem import Line
+from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.launch import BITS, cdiv, largest_block
 from jaxext.kernels.machine import ISSUED, LEGACY, START, machine, stored
 from jaxext.ops.conv.cuda_dense import refused_by
@@ -62,7 +63,7 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
     cores, where they take the problem, have a few more, of parts of images.
     """
     lanes = largest_block(LANES, _vectors(problem), idle=1 / 8)
-    longest = max(1, cdiv(problem.axes[2].targets, _spacing(problem.axes[2])))
+    longest = max(1, cdiv(problem.axes[2].targets, _line(problem).spacing))
     strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
     configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
     configs = [_shared_out(problem, config) for config in configs] if problem.role == "wgrad" else configs
@@ -70,17 +71,13 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
     return sorted(configs, key=lambda config: (clocks(problem, config), -config.lines, -config.strip))
 
 
-def pick(problem: ConvProblem) -> DepthwiseConfig:
-    return candidates(problem)[0]
-
-
 def clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
     """Expected time, in clocks, in the rounds in which a multiprocessor gets blocks: of the vectors that it moves from the L2 cache, or of
     its products."""
     if config.lines:
         return _mma_clocks(problem, config)
-    d, h, w = problem.axes
-    vector, columns = _vector(problem), max(1, cdiv(w.R, w.step))
+    d, h, _ = problem.axes
+    vector, columns = _vector(problem), _line(problem).taps
     of_x = 1 / min(problem.K, vector)  # of a vector
     if problem.role == "wgrad":
         most = _most_taps(problem)
@@ -102,7 +99,7 @@ def _mma_clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
     """The same on tensor cores: of loads and stores, products, instructions, or shared memory, whichever takes longest, for each line of
     sources; and of a block's start, with its filters."""
     gpu, (_, h, w), lines = machine(problem.arch, problem.device), problem.axes, _walked(problem, config)
-    rows, steps = _mma_rows(h.R), lines + h.R - 1
+    rows, steps = next(rows for rows in MMA_ROWS if rows >= h.R), lines + h.R - 1
     positions = steps * (MMA_TARGETS + w.R - 1) + lines * MMA_TARGETS * stored(problem.epilogue)
     loaded = positions * MMA_LINES * MMA_CHANNELS * 2
     multiplied = steps * rows * MMA_CHANNELS * MMA_LINES * MMA_TARGETS * MMA_SOURCES
@@ -155,11 +152,6 @@ def _walked(problem: ConvProblem, config: DepthwiseConfig) -> int:
     return min(config.lines, problem.axes[1].T)
 
 
-def _mma_rows(rows: int) -> int:
-    """Return the rows of the kernel that takes a filter of so many."""
-    return next(made for made in MMA_ROWS if made >= rows)
-
-
 def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfig:
     """Return the config with a wgrad's blocks shared between pieces, and its sum between blocks."""
     most = THREADS // config.lanes
@@ -184,14 +176,9 @@ def _vectors(problem: ConvProblem) -> int:
     return cdiv(problem.G * problem.K, _vector(problem) * _folds(problem))
 
 
-def _spacing(axis: Axis) -> int:
-    """Return the spacing of the targets of a strip, within their phase."""
-    return _tap_stride(axis) // math.gcd(axis.target_stride, _tap_stride(axis))
-
-
-def _tap_stride(axis: Axis) -> int:
-    """The distance of neighbouring taps' sources; any will do for a single tap, and the target's leaves no holes in a strip."""
-    return abs(axis.tap_stride) if cdiv(axis.R, axis.step) > 1 else axis.target_stride
+def _line(problem: ConvProblem, strip: int = 1) -> Line:
+    """The last axis, with its targets in strips."""
+    return Line(**dataclasses.asdict(problem.axes[2]), strip=strip)
 
 
 def _strip_lanes(config: DepthwiseConfig) -> int:
@@ -200,15 +187,13 @@ def _strip_lanes(config: DepthwiseConfig) -> int:
 
 def _strips(problem: ConvProblem, config: DepthwiseConfig) -> int:
     """Strips of one phase."""
-    d, h, w = problem.axes
-    spacing = _spacing(w)
-    return problem.N * d.targets * h.targets * spacing * cdiv(cdiv(w.targets, spacing), config.strip)
+    d, h, _ = problem.axes
+    return problem.N * d.targets * h.targets * _line(problem, config.strip).strips
 
 
 def _most_taps(problem: ConvProblem) -> int:
     """Return the most taps of a filter row, whose sums a thread of wgrad holds."""
-    w = problem.axes[2]
-    windowed = fills_vectors(problem) and problem.K == 1 and _spacing(w) * w.target_stride == _tap_stride(w)
+    windowed = fills_vectors(problem) and problem.K == 1 and abs(_line(problem).hop) == 1
     return WGRAD_TAPS if windowed else FEW_WGRAD_TAPS
 
 

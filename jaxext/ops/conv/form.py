@@ -107,7 +107,7 @@ class Arrangement:
             y = jnp.moveaxis(y, 0, -2)
         if self.groups > 1 or self.batch_groups > 1:
             y = lax.collapse(y, y.ndim - 2)
-        return transpose(y, _inverse(_channels_last(self.out_spec)))
+        return transpose(y, sorted(range(y.ndim), key=_channels_last(self.out_spec).__getitem__))
 
     def from_lax(self, y: jax.Array) -> jax.Array:
         """The inverse, for an array with the shape of the result."""
@@ -160,10 +160,6 @@ def _channels_last(spec):
 def _split(x, axis, groups):
     axis %= x.ndim
     return lax.reshape(x, (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :]))
-
-
-def _inverse(permutation):
-    return sorted(range(len(permutation)), key=permutation.__getitem__)
 
 
 def _channels_last_sharding(sharding, dimension_numbers, feature_group_count, batch_group_count):

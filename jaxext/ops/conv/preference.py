@@ -8,6 +8,7 @@ as large as the image, or copies every activation.  XLA's program can be read wi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
 
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 
 from jaxext.core.call import Call
 from jaxext.core.window import Window
-from jaxext.ops.conv.xla_shifts import FEW_ON_GPU as FUSED_OUTPUTS  # most outputs of a group in one XLA fusion
-from jaxext.ops.conv.xla_shifts import FOLDED_ON_GPU as FUSED_TAPS  # most taps of a depthwise convolution in one XLA fusion
+from jaxext.ops.conv.xla_elementwise import FEW_ON_GPU as FUSED_OUTPUTS  # most outputs of a group in one XLA fusion
+from jaxext.ops.conv.xla_elementwise import FOLDED_ON_GPU as FUSED_TAPS  # most taps of a depthwise convolution in one XLA fusion
 
 SMALL_GROUP = 32  # groups of at most this many channels leave most of a tensor core's tile empty
 TILE = 64  # channels that fill a tile
@@ -27,9 +28,9 @@ FAST = (90,)  # compute capabilities, times 10, whose tensor core instructions t
 class Preference:
     """A row of the table."""
 
+    kernel: bool  # whether a kernel is preferred
     name: str
     holds: Callable[[Call], bool]
-    kernel: bool  # whether a kernel is preferred
     reason: str
 
 
@@ -98,73 +99,55 @@ def _holes(steps: Iterable[int], sizes: Iterable[int]) -> bool:
     return any(step > 1 and size > 1 for step, size in zip(steps, sizes, strict=True))
 
 
+_kernel, _xla = (functools.partial(Preference, kernel) for kernel in (True, False))
+
 # The first row that holds decides.
 CONVOLUTIONS = (
-    Preference(
-        "integers",
-        _integers,
-        True,
-        "XLA refuses convolutions of integers on GPUs, saturates them, or multiplies them without tensor cores",
-    ),
-    Preference(
+    _kernel("integers", _integers, "XLA refuses convolutions of integers on GPUs, saturates them, or multiplies them without tensor cores"),
+    _xla(
         "depthwise, the filter's gradient",
         lambda call: call.open == "w" and _depthwise_of_cudnn(call),
-        False,
         "cuDNN's kernel for gradients of square depthwise filters in 16 bits without strides was faster on an H100",
     ),
-    Preference(
+    _xla(
         "depthwise, one fusion",
         _fused,
-        False,
         f"XLA fuses a depthwise convolution of at most {FUSED_TAPS} taps with the bias and the activation around it",
     ),
-    Preference(
-        "depthwise",
-        _depthwise,
-        True,
-        "cuDNN's tiles have one channel of a group to fill",
-    ),
-    Preference("zeros", _zeros, True, "XLA multiplies the zeros of a dilated input, or interleaves what it computes for each phase"),
-    Preference(
+    _kernel("depthwise", _depthwise, "cuDNN's tiles have one channel of a group to fill"),
+    _kernel("zeros", _zeros, "XLA multiplies the zeros of a dilated input, or interleaves what it computes for each phase"),
+    _kernel(
         "images as filters",
         _images_as_filters,
-        True,
         "XLA computes such a filter's gradient as a convolution whose filters are as large as the image",
     ),
-    Preference(
-        "batched filters", lambda call: call.sizes["B"] > 1, True, "XLA moves the images beside the channels, and makes groups of them"
-    ),
-    Preference(
+    _kernel("batched filters", lambda call: call.sizes["B"] > 1, "XLA moves the images beside the channels, and makes groups of them"),
+    _kernel(
         "gradients of small groups",
         lambda call: call.sizes["G"] > 1 and call.sizes["C"] <= SMALL_GROUP and call.open != "y",
-        True,
         f"groups of at most {SMALL_GROUP} channels leave most of cuDNN's tiles empty",
     ),
-    Preference("groups", lambda call: call.sizes["G"] > 1, False, "cuDNN computes groups without a copy, and is expected to be as fast"),
-    Preference("no three axes", lambda call: _window(call).rank != 3, False, "XLA's dense convolutions (cuDNN) are expected to be as fast"),
-    Preference(
+    _xla("groups", lambda call: call.sizes["G"] > 1, "cuDNN computes groups without a copy, and is expected to be as fast"),
+    _xla("no three axes", lambda call: _window(call).rank != 3, "XLA's dense convolutions (cuDNN) are expected to be as fast"),
+    _xla(
         "three axes, one tap",
         lambda call: math.prod(_window(call).filter) == 1,
-        False,
         "with a filter of one tap, a matrix product, cuDNN is expected to be as fast",
     ),
-    Preference(
+    _xla(
         "three axes, not 16 bits",
         lambda call: any(dtype not in (jnp.bfloat16, jnp.float16) for dtype in call.dtypes.values()),
-        False,
         "products of operands that are not of 16 bits (TF32, or one by one) are expected to be slower than cuDNN's",
     ),
-    Preference(
+    _xla(
         "three axes, odd channels",
         lambda call: call.sizes["C"] % TILE != 0 or call.sizes["K"] % TILE != 0,
-        False,
         f"channels that are no multiple of {TILE} leave tiles partly empty: cuDNN is expected to be as fast",
     ),
-    Preference(
+    _xla(
         "three axes, another GPU",
         lambda call: call.arch not in FAST,
-        False,
         f"without the tensor core instructions of {', '.join(str(arch / 10) for arch in FAST)} cuDNN is expected to be as fast",
     ),
-    Preference("three axes", lambda call: True, True, "XLA puts channels first for cuDNN, and so transposes all operands and the result"),
+    _kernel("three axes", lambda call: True, "XLA puts channels first for cuDNN, and so transposes all operands and the result"),
 )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from jaxext.backends.triton.triton_binding import INTERPRETED_CAPABILITY, TritonKernels
+from jaxext.backends.triton.triton_binding import TritonKernels
 from jaxext.kernels import conv, depthwise
-from jaxext.ops.conv import preference
-from jaxext.ops.conv.problem import conv_problem
+from jaxext.ops.conv.problem import ConvKernels
 
 
-class TritonConv(TritonKernels):
-    def problem(self, call):
-        return conv_problem(call, call.arch or INTERPRETED_CAPABILITY)
-
+class TritonConv(ConvKernels, TritonKernels):
     def kernels(self, problem):
         # A single input channel per group has no matmul to use.  `conv` is the fallback for problems that `depthwise` refuses.
         alone = problem.C == 1 and problem.G > 1 and depthwise.refuses(problem) is None
@@ -19,7 +15,3 @@ class TritonConv(TritonKernels):
 
     def multiplied(self, problem):
         return "ieee" if self.kernels(problem).__name__.endswith("depthwise") else super().multiplied(problem)
-
-    def slower(self, call):
-        row = preference.convolution(call)
-        return None if row.kernel else row.reason

@@ -26,11 +26,10 @@ from jaxext.core.call import Call, Partitioner
 from jaxext.core.implementation import Algorithm, Implementation, Plan, file_of, files_of, hash_of
 from jaxext.core.window import Window
 from jaxext.ops.conv.xla_dots import Dots
+from jaxext.ops.conv.xla_elementwise import FEW_ON_GPU, FOLDED_ON_GPU, Rows, Shifts
 from jaxext.ops.conv.xla_lax import Lax, Loop, Padded, cropped, reverses
 from jaxext.ops.conv.xla_phases import MOST_PHASES, Folded, Phases
 from jaxext.ops.conv.xla_plan import Conv, ConvPlan, cost, promote
-from jaxext.ops.conv.xla_rows import Rows
-from jaxext.ops.conv.xla_shifts import FEW_ON_GPU, FOLDED_ON_GPU, Shifts
 from jaxext.ops.conv.xla_views import moveaxis, zeros
 
 GPUS = ("cuda", "rocm")

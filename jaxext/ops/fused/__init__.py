@@ -11,7 +11,7 @@ it too, with the dtype of the result; `jax.checkpoint`'s policies know it by the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,8 +72,7 @@ def linear(
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     arrays = {"x": x, "w": w} | given(bias=bias, residual=residual)
-    operation, key, operands, finish = _checked("linear", arrays, activation, gated=False)
-    return finish(compiled(_product, key, operation.family, implementation, operands, static, name="linear"))
+    return _fused("linear", arrays, activation, static, gated=False, implementation=implementation)
 
 
 def gated_linear_unit(
@@ -106,8 +105,7 @@ def gated_linear_unit(
       TypeError, ValueError, NotImplementedError: as `linear`.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
-    operation, key, operands, finish = _checked("gated_linear_unit", {"x": x, "w": w}, activation, gated=True)
-    return finish(compiled(_product, key, operation.family, implementation, operands, static, name="gated_linear_unit"))
+    return _fused("gated_linear_unit", {"x": x, "w": w}, activation, static, gated=True, implementation=implementation)
 
 
 def conv_bias_act(
@@ -151,30 +149,21 @@ def conv_bias_act(
       Exception: any error that `jax.lax.conv_general_dilated` raises.
       TypeError, ValueError, NotImplementedError: as `linear`.
     """
-    return _convolution(
-        {"x": x, "w": w} | given(bias=bias, residual=residual),
-        activation,
-        window_strides=window_strides,
-        padding=padding,
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=rhs_dilation,
-        dimension_numbers=dimension_numbers,
-        feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    window = dict(window_strides=window_strides, padding=padding, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
+    groups = dict(feature_group_count=feature_group_count, batch_group_count=batch_group_count)
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    static |= dict(window, dimension_numbers=dimension_numbers, **groups)
+    name, arrays = "conv_bias_act", checked("conv_bias_act", {"x": x, "w": w} | given(bias=bias, residual=residual))
+    activation, function = _activation.named(name, activation)
+    added = epilogue.taken_out(function, arrays, "residual")
+    z = compiled(_conv, (tuple(arrays), activation), form.CONV_BIAS_ACT, implementation, tuple(arrays.values()), static, name=name)
+    if added:
+        refuse_shape(name, "residual", added["residual"], z.shape, "that of the result")
+    return epilogue.applied(name, function, z, added, epilogue.plus)
 
 
-def _checked(
-    name: str, arrays: Mapping[str, Any], activation, *, gated: bool
-) -> tuple[Operation, tuple[Hashable, ...], tuple[jax.Array, ...], Callable[[jax.Array], jax.Array]]:
-    """The operation, the key of `_product`, its operands, and what follows: a user's function, with what is added behind it.
-
-    `arrays`: x, w, and bias and residual if they are given.
-    """
+def _fused(name: str, arrays: Mapping[str, Any], activation, static: dict[str, Any], *, gated: bool, implementation) -> jax.Array:
+    """`arrays`: x, w, and bias and residual if they are given."""
     arrays = checked(name, arrays)
     x, w = arrays["x"], arrays["w"]
     if x.ndim == 0:
@@ -191,8 +180,9 @@ def _checked(
     added = epilogue.taken_out(function, arrays, "residual")
     fused = gated and function is None
     operation = form.gated_linear_unit() if fused else form.linear("bias" in arrays, "residual" in arrays)
-    finish = functools.partial(epilogue.applied, name, function, added=added, then=epilogue.plus, gated=gated)
-    return operation, (operation, name, activation), tuple(arrays.values()), finish
+    key = (operation, name, activation)
+    z = compiled(_product, key, operation.family, implementation, tuple(arrays.values()), static, name=name)
+    return epilogue.applied(name, function, z, added, epilogue.plus, gated)
 
 
 def _product(operation: Operation, name, activation, *arrays, **keywords) -> jax.Array:
@@ -203,18 +193,6 @@ def _product(operation: Operation, name, activation, *arrays, **keywords) -> jax
     dims = ((ndim - 1,), (0,)), ((), ())
     operands, static = form.parameters(operation, name, activation, operands, "ab", dims, ranks, added, **keywords)
     return epilogue.bind(operation, operands, activation, static)
-
-
-def _convolution(arrays: Mapping[str, Any], activation, *, implementation, **static) -> jax.Array:
-    """`arrays`: x and w, and bias and residual if they are given; `static`: the keywords of lax's convolution."""
-    name = "conv_bias_act"
-    arrays = checked(name, arrays)
-    activation, function = _activation.named(name, activation)
-    added = epilogue.taken_out(function, arrays, "residual")
-    z = compiled(_conv, (tuple(arrays), activation), form.CONV_BIAS_ACT, implementation, tuple(arrays.values()), static, name=name)
-    if added:
-        refuse_shape(name, "residual", added["residual"], z.shape, "that of the result")
-    return epilogue.applied(name, function, z, added, epilogue.plus)
 
 
 def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **keywords) -> jax.Array:

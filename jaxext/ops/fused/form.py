@@ -15,22 +15,14 @@ from jaxext.core.family import Family, declare
 from jaxext.core.operation import Operation
 from jaxext.core.static import Static
 from jaxext.lax.dispatch import dot_general_params, sharding_in_types
-from jaxext.ops.conv.cuda import CudaConv
 from jaxext.ops.conv.form import FAMILY as CONV
 from jaxext.ops.conv.form import conv_form
-from jaxext.ops.conv.triton import TritonConv
-from jaxext.ops.matmul.cuda import CudaMatmul
 from jaxext.ops.matmul.form import MATMUL
-from jaxext.ops.matmul.triton import TritonMatmul
 
-_LINEAR = declare(
-    Family("linear", lax_primitive=lax.dot_general_p, names="linear", weights="b"), CudaMatmul(), TritonMatmul(), Composition()
-)
-_GATED = declare(
-    Family("gated_linear_unit", lax_primitive=lax.dot_general_p, names="gated_linear_unit", weights="b"),
-    CudaMatmul(),
-    TritonMatmul(),
-    Composition(),
+# The kernels are those of the products, without their definitions.
+_LINEAR, _GATED = (
+    declare(Family(name, lax_primitive=lax.dot_general_p, names=name, weights="b"), *MATMUL.family.implementations[:-1], Composition())
+    for name in ("linear", "gated_linear_unit")
 )
 CONV_BIAS_ACT = declare(
     Family(
@@ -41,8 +33,7 @@ CONV_BIAS_ACT = declare(
         axis_names={**CONV.axis_names, "residual": CONV.axis_names["y"], epilogue.PREACTIVATION: CONV.axis_names["y"]},
         groups=CONV.groups,
     ),
-    CudaConv(),
-    TritonConv(),
+    *CONV.implementations[:-1],
     Composition(),
 )
 

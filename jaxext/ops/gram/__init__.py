@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxext.ops.gram import form as _gram
-from jaxext.ops.gram import iteration as _newton_schulz
+from jaxext.lax.dispatch import compiled
+from jaxext.ops.gram import form, iteration
 
 __all__ = ["gram", "newton_schulz"]
 
@@ -50,13 +50,13 @@ def gram(
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
-    return _gram.gram("gram", x, implementation=implementation, **static)
+    return compiled(form.product, ("gram",), form.FAMILY, implementation, (form.matrices("gram", x),), static, name="gram")
 
 
 def newton_schulz(
     x: ArrayLike,
     steps: int = 5,
-    coefficients: Sequence[float] | Sequence[Sequence[float]] = _newton_schulz.MUON,
+    coefficients: Sequence[float] | Sequence[Sequence[float]] = iteration.MUON,
     *,
     eps: float = 1e-8,
     precision=None,
@@ -92,5 +92,5 @@ def newton_schulz(
       ValueError: `steps` is negative, there are not as many triples as steps, or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    said = dict(precision=precision)
-    return _newton_schulz.newton_schulz("newton_schulz", x, steps, coefficients, eps=eps, implementation=implementation, **said)
+    static = dict(precision=precision)
+    return iteration.newton_schulz("newton_schulz", x, steps, coefficients, eps=eps, implementation=implementation, **static)

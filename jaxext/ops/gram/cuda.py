@@ -1,7 +1,7 @@
 """The launch of a product of a matrix with its own transpose on Hopper (csrc/gram/gram.h), and which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by the model of matrix products
-(ops/matmul/cuda.py), with the tiles that touch the lower triangle, each of which is stored twice.  Clusters are two tiles high, and those
+(`cuda_tiles`), with the tiles that touch the lower triangle, each of which is stored twice.  Clusters are two tiles high, and those
 on the diagonal are whole, so the number of rows decides which tile leaves the fewest multiprocessors without work.
 """
 
@@ -13,98 +13,70 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, refusal, split_configs
+from jaxext.backends.cuda.cuda_tiles import FEWEST_STEPS, TileConfig, library_clocks, step
 from jaxext.backends.kernel import KernelCall
 from jaxext.kernels.geometry import MOST_POSITIONS
+from jaxext.kernels.gram.problem import Problem
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import START, STORED, machine
-from jaxext.kernels.matmul.problem import MatmulProblem
-from jaxext.ops.gram.problem import gram_problem, slower
-from jaxext.ops.matmul import cuda as cuda_matmul
-
-_FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
+from jaxext.ops.gram.problem import GramKernels, slower
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GramProblem(MatmulProblem):
-    """The role nt of a product, whose two operands are the slot c."""
-
-    addend: str | None = None  # its dtype
-    scale: float = 1.0
-    of_addend: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GramConfig:
-    tile_m: int
-    tile_n: int
-    tile_k: int
-    cluster_m: int  # blocks, one above the other, that share what they load for the columns
-    splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
-
-
-def fields(problem: GramProblem) -> dict[str, int]:
+def fields(problem: Problem) -> dict[str, int]:
     """Return the fields of jaxext::GramProblem."""
     return dict(B=problem.B, M=problem.rows, N=problem.depth)
 
 
-def refused(problem: GramProblem) -> str | None:
+def refused(problem: Problem) -> str | None:
     """Return the reason why the kernels do not take it, or None."""
     return refusal("gram", fields(problem), (*problem.dtypes, problem.addend), problem.arch)
 
 
-def candidates(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> list[GramConfig]:
+def candidates(problem: Problem, table: Sequence[Mapping[str, Any]]) -> list[TileConfig]:
     """Every tile of the operands' dtype, in one part or, without an addend, in more.  The one that is expected to take the fewest clocks
     is first."""
     splittable = problem.B == 1 and problem.addend is None
     rows = [row for row in table if row["operands"] == problem.dtypes[0]]
 
     def divides(row, parts):
-        return splittable and cdiv(problem.depth, row["tile_k"]) // parts >= _FEWEST_STEPS
+        return splittable and cdiv(problem.depth, row["tile_k"]) // parts >= FEWEST_STEPS
 
-    configs = split_configs(GramConfig, rows, divides)
+    configs = split_configs(TileConfig, rows, divides)
     fit = [config for config in configs if tiles(problem, config) // config.cluster_m <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))
 
 
-def pick(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> GramConfig:
-    return candidates(problem, table)[0]
-
-
-def tiles(problem: GramProblem, config: GramConfig) -> int:
+def tiles(problem: Problem, config: TileConfig) -> int:
     """Return the number of tiles of all parts, with those of clusters that lie above the diagonal."""
     height, across = config.tile_m * config.cluster_m, cdiv(problem.rows, config.tile_n)
     clusters = sum(min(across, cdiv(i * height, config.tile_n)) for i in range(1, cdiv(problem.rows, height) + 1))
     return clusters * config.cluster_m * problem.B * config.splits
 
 
-def clocks(problem: GramProblem, config: GramConfig) -> float:
+def clocks(problem: Problem, config: TileConfig) -> float:
     """Expected time, in clocks."""
     gpu, split = machine(problem.arch, problem.device), config.splits > 1
     result_bits = 32 if split else BITS[problem.dtypes[2]]
     depth = cdiv(cdiv(problem.depth, config.tile_k), config.splits) * config.tile_k
     added = problem.addend is not None  # and read, where tiles of the result are stored
     store = (2 + added) * config.tile_m * config.tile_n * result_bits / 8 / STORED
-    computed = START + gpu.rounds(tiles(problem, config)) * (depth * cuda_matmul.step(config, gpu, BITS[problem.dtypes[0]]) + store)
+    computed = START + gpu.rounds(tiles(problem, config)) * (depth * step(config, gpu, BITS[problem.dtypes[0]]) + store)
 
     operands = problem.B * problem.rows * problem.depth * BITS[problem.dtypes[0]] / 8
     written = problem.B * problem.rows * problem.rows * config.splits * result_bits / 8
     return gpu.product(computed, operands, written if split else (1 + added / 2) * written, config.splits)
 
 
-def share(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> float:
+def share(problem: Problem, table: Sequence[Mapping[str, Any]]) -> float:
     """The clocks of this kernel over those of a kernel that computes the whole product, by the models."""
-    fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem)}
-    return clocks(problem, pick(problem, table)) / cuda_matmul.library_clocks(MatmulProblem(**fields))
+    return clocks(problem, candidates(problem, table)[0]) / library_clocks(problem)
 
 
-class CudaGram(Cuda):
+class CudaGram(GramKernels, Cuda):
     """Half of a product with its own transpose."""
 
     custom_calls = ("jaxext_gram_v1",)
     kernel_family = "gram"
-
-    def problem(self, call):
-        return gram_problem(call, GramProblem, call.arch or 0)
 
     def refuses_problem(self, problem):
         return refused(problem)

@@ -27,7 +27,7 @@ from jaxext.core.family import Family, declare
 from jaxext.core.form import Form
 from jaxext.core.operation import Operation, sharded_as
 from jaxext.core.static import Static
-from jaxext.lax.dispatch import compiled, dot_general_params, sharding_in_types
+from jaxext.lax.dispatch import dot_general_params, sharding_in_types
 from jaxext.ops.gram.cuda import CudaGram
 from jaxext.ops.gram.triton import TritonGram
 from jaxext.ops.gram.xla import XlaGram, symmetric
@@ -127,12 +127,6 @@ def operation(addend: bool) -> Operation:
 # --- calls
 
 
-def gram(name: str, x: Any, *, implementation: str | None, **static) -> jax.Array:
-    """Compute the public operation."""
-    x = matrices(name, x)
-    return compiled(_gram, (name,), FAMILY, implementation, (x,), static, name=name)
-
-
 def matrices(name: str, x: Any) -> jax.Array:
     (x,) = checked(name, {"x": x}).values()
     if x.ndim < 2:
@@ -140,7 +134,7 @@ def matrices(name: str, x: Any) -> jax.Array:
     return x
 
 
-def _gram(name: str, x: jax.Array, *, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
+def product(name: str, x: jax.Array, *, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
     said = gram_params(x, precision, preferred_element_type)
     return bound(x, None, Options(), out_sharding=sharding_in_types(name, out_sharding, x.ndim), implementation=implementation, **said)
 

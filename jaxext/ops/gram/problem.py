@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from jaxext.backends.fields import DTYPES, factor_fields
-from jaxext.core.call import Call
-from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.backends.fields import factor_fields, named_dtypes
+from jaxext.backends.kernel import KernelImplementation
+from jaxext.kernels.gram.problem import Problem
 
 LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
 
 
-def gram_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
-    """A call of `gram` as a problem of this class, which has fields for what is added, or the reason why it is not one."""
-    numbers = factor_fields(call, arch)
-    if isinstance(numbers, str):
-        return numbers
-    added = {}
-    if "addend" in call.dtypes:
-        if (dtype := call.dtypes["addend"].name) not in DTYPES:
-            return f"addend is {dtype}, want one of {sorted(DTYPES)}"
-        added = dict(addend=DTYPES[dtype], of_addend=call.static.of_addend)
-    return kind(**{label: call.sizes[label] for label in "BMNK"}, scale=call.static.scale, **added, **numbers)
+class GramKernels(KernelImplementation):
+    def problem(self, call):
+        numbers = factor_fields(call, self.arch(call))
+        if isinstance(numbers, str):
+            return numbers
+        added = named_dtypes({"addend": call.dtypes["addend"]} if "addend" in call.dtypes else {})
+        if isinstance(added, str):
+            return added
+        scales = dict(scale=call.static.scale, of_addend=call.static.of_addend if added else 0.0)
+        return Problem(**{label: call.sizes[label] for label in "BMNK"}, **scales, **added, **numbers)
 
 
 def slower(share: float) -> str | None:

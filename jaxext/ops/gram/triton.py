@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from jaxext.backends.triton.triton_binding import INTERPRETED_CAPABILITY, TritonKernels
+from jaxext.backends.triton.triton_binding import TritonKernels
 from jaxext.kernels import gram
-from jaxext.ops.gram.problem import gram_problem, slower
+from jaxext.ops.gram.problem import GramKernels, slower
 
 
-class TritonGram(TritonKernels):
-    def problem(self, call):
-        return gram_problem(call, self.kernels(None).Problem, call.arch or INTERPRETED_CAPABILITY)
-
-    def kernels(self, problem):
-        return gram
+class TritonGram(GramKernels, TritonKernels):
+    module = gram
 
     def slower(self, call):
-        return slower(self.kernels(None).share(self.problem(call)))
+        return slower(self.module.share(self.problem(call)))

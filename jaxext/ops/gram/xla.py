@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext._compat import Partitioner
+from jaxext.backends.xla_products import XlaDefinition, product
 from jaxext.core.call import Call, symbolic_size
 from jaxext.core.composition import composed
 from jaxext.core.form import dimension_numbers
 from jaxext.core.implementation import Algorithm
-from jaxext.ops.matmul.xla import XlaDefinition, product
 
 DOT = Algorithm("dot_general")
 HALVES = Algorithm("halves")

@@ -90,10 +90,5 @@ def dot_general(
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    static = dict(
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-    )
-    return like(lax.dot_general, FAMILY, implementation, (lhs, rhs), static)
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    return like(lax.dot_general, FAMILY, implementation, (lhs, rhs), dict(dimension_numbers=dimension_numbers, **static))

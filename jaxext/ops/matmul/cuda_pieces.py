@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import fields_named, refusal, split_configs
+from jaxext.backends.cuda.cuda_tiles import FEWEST_STEPS
 from jaxext.kernels.launch import PRODUCTS_OF_PARTS, cdiv
 from jaxext.kernels.machine import ISSUED, REACHED, START, STORED, machine
 from jaxext.kernels.matmul.problem import MatmulProblem
 
 PIECES = {"bf16x3": 2, "bf16x6": 3}  # of a factor, by the precisions that the kernels have
-_FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 _STEP = 32  # elements of the sum
 # Instructions of all warps of a block in a step, as ptxas 13.0 made them, without the way of sums that are NaN: eight multiply, four split.
 _INSTRUCTIONS = {2: 8 * 260 + 4 * 150, 3: 8 * 310 + 4 * 240}
@@ -47,10 +47,6 @@ def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> li
     )
 
 
-def pick(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> PiecesConfig:
-    return candidates(problem, table)[0]
-
-
 def clocks(problem: MatmulProblem, config: PiecesConfig) -> float:
     """Expected time of the product, in clocks of a multiprocessor."""
     gpu, m, n = machine(problem.arch, problem.device), config.tile_m, config.tile_n
@@ -70,4 +66,4 @@ def clocks(problem: MatmulProblem, config: PiecesConfig) -> float:
 
 def _divides(problem: MatmulProblem, splits: int) -> bool:
     """Return whether parts are equal, begin at multiples of 16 bytes, and are long enough."""
-    return problem.B == 1 and problem.depth % (splits * 4) == 0 and problem.depth // splits >= _FEWEST_STEPS * _STEP
+    return problem.B == 1 and problem.depth % (splits * 4) == 0 and problem.depth // splits >= FEWEST_STEPS * _STEP

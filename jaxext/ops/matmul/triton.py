@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from jaxext.backends.fields import matmul_problem
-from jaxext.backends.triton.triton_binding import INTERPRETED_CAPABILITY, TritonKernels
+from jaxext.backends.triton.triton_binding import TritonKernels
 from jaxext.kernels import matmul
 
 
 class TritonMatmul(TritonKernels):
-    def problem(self, call):
-        return matmul_problem(call, self.kernels(None).Problem, call.arch or INTERPRETED_CAPABILITY)
+    module = matmul
 
-    def kernels(self, problem):
-        return matmul
+    def problem(self, call):
+        return matmul_problem(call, matmul.Problem, self.arch(call))
 
     def slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxext.core.checks import given
 from jaxext.ops.quantized import fp8
 from jaxext.ops.quantized import quantization as _quantize
 
@@ -53,15 +54,8 @@ def quantized_matmul(
       ValueError: a zero point is outside the range of `qvalue`, where its value is known; `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    return _quantize.matmul(
-        "quantized_matmul",
-        x,
-        w,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    return _quantize.matmul("quantized_matmul", x, w, implementation=implementation, **static)
 
 
 def fp8_matmul(
@@ -108,13 +102,6 @@ def fp8_matmul(
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    scales = {"x_scale": x_scale, "w_scale": w_scale, "gradient_scale": gradient_scale}
-    return fp8.matmul(
-        "fp8_matmul",
-        x,
-        w,
-        {name: scale for name, scale in scales.items() if scale is not None},
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    scales = given(x_scale=x_scale, w_scale=w_scale, gradient_scale=gradient_scale)
+    static = dict(preferred_element_type=preferred_element_type, out_sharding=out_sharding, implementation=implementation)
+    return fp8.matmul("fp8_matmul", x, w, scales, **static)

@@ -24,13 +24,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
+from jaxext.backends.xla_products import summed
 from jaxext.core import partition
 from jaxext.core.checks import checked, refuse_shape
 from jaxext.lax.dispatch import compiled, sharding_in_types
 from jaxext.lax.substitute import transpose
 from jaxext.ops.quantized.quantization import Quantized, limits, positive
 from jaxext.ops.scaled import form as scaled
-from jaxext.ops.scaled.xla import summed
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 

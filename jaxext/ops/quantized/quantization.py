@@ -21,11 +21,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext._messages import dtype_named, format_value, refuse_traced
+from jaxext.backends.xla_products import summed
 from jaxext.core.checks import checked, given
 from jaxext.lax.dispatch import compiled, sharding_in_types
 from jaxext.ops.scaled import form as scaled
 from jaxext.ops.scaled.blocks import blocks_fit, divided, joined, placed, spread
-from jaxext.ops.scaled.xla import summed
 
 _DTYPES = {8: jnp.int8, 4: jnp.int4}
 

@@ -69,15 +69,8 @@ def ragged_dot(
       NotImplementedError: the named implementation does not support the call.
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
-    return form.product(
-        "ragged_dot",
-        arrays,
-        None,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    return form.product("ragged_dot", arrays, None, implementation=implementation, **static)
 
 
 def ragged_dot_general(
@@ -129,15 +122,8 @@ def ragged_dot_general(
     if not isinstance(ragged_dot_dimension_numbers, jax.lax.RaggedDotDimensionNumbers):
         got = format_value(ragged_dot_dimension_numbers)
         raise TypeError(f"ragged_dot_general: ragged_dot_dimension_numbers is {got}, want a jax.lax.RaggedDotDimensionNumbers")
-    return form.product(
-        "ragged_dot_general",
-        arrays,
-        ragged_dot_dimension_numbers,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    return form.product("ragged_dot_general", arrays, ragged_dot_dimension_numbers, implementation=implementation, **static)
 
 
 def ragged_linear(
@@ -183,16 +169,9 @@ def ragged_linear(
       ValueError: `activation` or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    return _fused(
-        "ragged_linear",
-        {"x": x, "w": w, "group_sizes": group_sizes} | given(bias=bias, row_scale=row_scale),
-        activation,
-        gated=False,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    arrays = {"x": x, "w": w, "group_sizes": group_sizes} | given(bias=bias, row_scale=row_scale)
+    return _fused("ragged_linear", arrays, activation, static, gated=False, implementation=implementation)
 
 
 def ragged_gated_linear_unit(
@@ -223,19 +202,12 @@ def ragged_gated_linear_unit(
     Raises:
       TypeError, ValueError, NotImplementedError: as `ragged_linear`.
     """
-    return _fused(
-        "ragged_gated_linear_unit",
-        {"x": x, "w": w, "group_sizes": group_sizes} | given(row_scale=row_scale),
-        activation,
-        gated=True,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    arrays = {"x": x, "w": w, "group_sizes": group_sizes} | given(row_scale=row_scale)
+    return _fused("ragged_gated_linear_unit", arrays, activation, static, gated=True, implementation=implementation)
 
 
-def _fused(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
+def _fused(name: str, arrays: Mapping[str, Any], activation, static: dict[str, Any], *, gated: bool, implementation) -> jax.Array:
     """`arrays`: x, w and group_sizes, and bias and row_scale if they are given."""
     arrays = checked(name, arrays)
     x, w, sizes = arrays["x"], arrays["w"], arrays["group_sizes"]
@@ -250,13 +222,12 @@ def _fused(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
         refuse_shape(name, "bias", arrays["bias"], (w.shape[0], w.shape[-1]), "an element for each group and column of w")
     if "row_scale" in arrays:
         refuse_shape(name, "row_scale", arrays["row_scale"], x.shape[:1], "an element for each row of x")
-    keywords = dict(static, preferred_element_type=preferred_element_type)
     activation, function = _activation.named(name, activation)
     added = epilogue.taken_out(function, arrays, "row_scale")
     with_scale, fused = "row_scale" in arrays, gated and function is None
     operation = form.ragged_gated_linear_unit(with_scale) if fused else form.ragged_linear("bias" in arrays, with_scale)
     key = (operation, name, activation)
-    z = compiled(_ragged, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+    z = compiled(_ragged, key, operation.family, implementation, tuple(arrays.values()), static, name=name)
     return epilogue.applied(name, function, z, added, functools.partial(_masked_rows, sizes), gated)
 
 

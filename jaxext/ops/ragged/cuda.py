@@ -16,15 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda.cuda_binding import Cuda, compiled, config_of, fields_named, kernel_call, refusal
-from jaxext.backends.fields import matmul_problem
+from jaxext.backends.cuda.cuda_tiles import RESIDENT
 from jaxext.backends.kernel import KernelCall
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import REACHED, START, STORED, machine
 from jaxext.kernels.ragged.problem import RaggedProblem, visits
-from jaxext.ops.ragged.problem import slower
-
-_RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
+from jaxext.ops.ragged.problem import RaggedKernels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,15 +50,11 @@ def candidates(problem: RaggedProblem, table: Sequence[Mapping[str, Any]]) -> li
     return sorted(fit, key=lambda config: clocks(problem, config))
 
 
-def pick(problem: RaggedProblem, table: Sequence[Mapping[str, Any]]) -> RaggedConfig:
-    return candidates(problem, table)[0]
-
-
 def clocks(problem: RaggedProblem, config: RaggedConfig) -> float:
     """Expected time, in clocks.  Blocks that share a multiprocessor multiply in turns and hide one another's stores."""
     gpu, bits = machine(problem.arch, problem.device), BITS[problem.dtypes[0]]
     tiles = _tiles(problem, config, problem.expected_tiles_down(config.tile_m))
-    resident = max(1, min(_RESIDENT[config.tile_m], gpu.rounds(tiles)))
+    resident = max(1, min(RESIDENT[config.tile_m], gpu.rounds(tiles)))
     elements = config.tile_m * config.tile_n
     loaded = (config.tile_m / config.cluster_n + config.tile_n) * bits / 8
     depth = cdiv(problem.expected_depth, config.tile_k) * config.tile_k
@@ -74,19 +68,13 @@ def _tiles(problem: RaggedProblem, config: RaggedConfig, down: int) -> int:
     return problem.batches * down * cdiv(problem.cols, config.tile_n * config.cluster_n) * config.cluster_n
 
 
-class CudaRagged(Cuda):
+class CudaRagged(RaggedKernels, Cuda):
     custom_calls = tuple(f"jaxext_ragged_{role}_v1" for role in ("nn", "nt", "tn"))
     epilogues = False
     kernel_family = "ragged"
 
-    def problem(self, call):
-        return matmul_problem(call, RaggedProblem, call.arch or 0)
-
     def refuses_problem(self, problem):
         return refused(problem)
-
-    def slower(self, call):
-        return slower(call)
 
     def yields(self, call):
         return call.op != "ragged_tn"

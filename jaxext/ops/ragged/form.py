@@ -13,8 +13,9 @@ rows, needs nothing but the ranges `cut` to these.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +26,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext._messages import format_value
 from jaxext.core import epilogue, partition
 from jaxext.core.call import Call
+from jaxext.core.checks import checked, given
 from jaxext.core.composition import Composition
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, Form, define, dimension_numbers
@@ -37,11 +38,54 @@ from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
 from jaxext.lax.substitute import transpose
 from jaxext.ops.matmul.form import read as read_dot_general
 from jaxext.ops.ragged.cuda import CudaRagged
-from jaxext.ops.ragged.tied import TiedForm
 from jaxext.ops.ragged.triton import TritonRagged
 from jaxext.ops.ragged.xla import XlaRagged
 
 Axes = Sequence[int]
+Cut = Callable[[dict[str, jax.Array], str, jax.Array, int], dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TiedForm(Form):
+    """A form whose companions tie the elements of a label to each other, as group sizes tie the rows of a ragged product.
+
+    Which rows are a group depends on the rows before.  A tied label has one axis, since no vmap joins it.  It may stand in one slot alone,
+    which the companions then choose from.  A device that has a part of a tied label computes with companions that are `cut` to its part.
+
+    Attributes:
+      tied: the labels whose elements the companions tie to each other.
+      cut: `cut(companions, label, first, size)` gives the companions of a device that has only the `size` elements of a tied label from
+        `first` (an int32 scalar) on.  Companions themselves are not split along a tied label.
+    """
+
+    tied: tuple[str, ...]
+    cut: Cut
+
+    @functools.cached_property
+    def chosen(self) -> tuple[str, ...]:
+        return tuple(label for label in self.tied if sum(label in labels for labels in self.slots.values()) == 1)
+
+    @property
+    def unmapped(self) -> tuple[str, ...]:
+        return self.tied
+
+    @functools.cached_property
+    def uncut(self) -> dict[str, str]:
+        return {f"{label}0": f"{label}whole" for label in self.tied}
+
+    @functools.cached_property
+    def gathered(self) -> set[tuple[str, str]]:
+        return {(name, axis) for name in self.companions for axis in self.uncut}
+
+    def axes_to_split(self, name, axes):
+        return tuple(self.uncut.get(axis, axis) for axis in axes) if name in self.companions else tuple(axes)
+
+    def local_operands(self, operands, part, sizes):
+        companions = {name: x for name, x in operands.items() if name in self.companions}
+        for label in self.tied:
+            if (has := part(f"{label}0", sizes[f"{label}0"])) is not None:
+                companions = self.cut(companions, label, *has)
+        return {**operands, **companions}
 
 
 def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
@@ -191,11 +235,7 @@ def _bound(open, operands, between, ranks, order, *, precision, preferred_elemen
 
 def product(name: str, arrays: Mapping[str, Any], numbers, *, implementation, **static) -> jax.Array:
     """`arrays`: lhs, rhs, group_sizes, and group_offset if it is given; `numbers`: None for those of `lax.ragged_dot`."""
-    for argument, x in arrays.items():
-        if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
-            raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array")
-    given = tuple(jnp.asarray(x) for x in arrays.values())
-    return compiled(_product, (name, numbers), FAMILY, implementation, given, static, name=name)
+    return compiled(_product, (name, numbers), FAMILY, implementation, tuple(checked(name, arrays).values()), static, name=name)
 
 
 def _product(name, numbers, *given, out_sharding, implementation, **static) -> jax.Array:
@@ -218,7 +258,7 @@ def _product(name, numbers, *given, out_sharding, implementation, **static) -> j
 
 def bind(lhs, rhs, group_sizes, *, ragged_dot_dimension_numbers, group_offset, **static) -> jax.Array:
     """A call of lax's primitive, which may hold an array as a parameter, and infers no sharding itself."""
-    arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | ({} if group_offset is None else dict(group_offset=group_offset))
+    arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
     return product("ragged_dot_general", arrays, ragged_dot_dimension_numbers, implementation=None, **static)
 
 
@@ -261,14 +301,9 @@ RAGGED = define(
     )
 )
 
-_LINEAR = declare(
-    Family("ragged_linear", lax_primitive=FAMILY.lax_primitive, names="ragged_linear"), CudaRagged(), TritonRagged(), Composition()
-)
-_GATED = declare(
-    Family("ragged_gated_linear_unit", lax_primitive=FAMILY.lax_primitive, names="ragged_gated_linear_unit"),
-    CudaRagged(),
-    TritonRagged(),
-    Composition(),
+_LINEAR, _GATED = (
+    declare(Family(name, lax_primitive=FAMILY.lax_primitive, names=name), *FAMILY.implementations[:-1], Composition())
+    for name in ("ragged_linear", "ragged_gated_linear_unit")
 )
 
 

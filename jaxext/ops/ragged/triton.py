@@ -10,18 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.kernel import KernelCall
+from jaxext.backends.triton.triton_binding import TritonKernels
 from jaxext.kernels import ragged
 from jaxext.kernels.ragged.problem import visits
-from jaxext.ops.matmul.triton import TritonMatmul
-from jaxext.ops.ragged.problem import slower
+from jaxext.ops.ragged.problem import RaggedKernels
 
 
-class TritonRagged(TritonMatmul):
-    def kernels(self, problem):
-        return ragged
-
-    def slower(self, call):
-        return slower(call)
+class TritonRagged(RaggedKernels, TritonKernels):
+    module = ragged
 
     def launch(self, call, problem, config):
         plain = super().launch(call, problem, config)

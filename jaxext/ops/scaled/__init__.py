@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxext.core.checks import given
 from jaxext.ops.scaled import form
 
 __all__ = ["scaled_dot"]
@@ -64,13 +65,6 @@ def scaled_dot(
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    arrays = {"lhs": lhs, "rhs": rhs, "lhs_scale": lhs_scale, "rhs_scale": rhs_scale}
-    return form.product(
-        "scaled_dot",
-        {name: x for name, x in arrays.items() if x is not None or name in ("lhs", "rhs")},
-        dimension_numbers,
-        preferred_element_type,
-        precision=precision,
-        out_sharding=out_sharding,
-        implementation=implementation,
-    )
+    arrays = {"lhs": lhs, "rhs": rhs} | given(lhs_scale=lhs_scale, rhs_scale=rhs_scale)
+    static = dict(precision=precision, out_sharding=out_sharding)
+    return form.product("scaled_dot", arrays, dimension_numbers, preferred_element_type, implementation=implementation, **static)

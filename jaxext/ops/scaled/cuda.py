@@ -19,39 +19,22 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, refusal, split_configs
+from jaxext.backends.cuda.cuda_tiles import FEWEST_STEPS, RESIDENT, TileConfig, library_clocks
 from jaxext.backends.kernel import KernelCall, kernel_result
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import LAUNCH, REACHED, START, STORED, machine
-from jaxext.kernels.matmul.problem import MatmulProblem
-from jaxext.kernels.scaled.problem import LEFT, OPEN, RIGHT
-from jaxext.ops.matmul import cuda as cuda_matmul
+from jaxext.kernels.scaled.problem import LEFT, OPEN, RIGHT, Problem
 from jaxext.ops.scaled.cuda_weight_only import CudaWeightOnly
-from jaxext.ops.scaled.problem import scaled_problem
+from jaxext.ops.scaled.problem import ScaledKernels
 
 STEP = 128  # of the depth, whose product is scaled
-_FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
-_RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
 _TURNED = {"nn": "b", "nt": "", "tn": "ab"}  # factors that lie with what is contracted first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScaledProblem(MatmulProblem):
-    """M, K and N are whole axes; I, S and J tell in how many blocks they lie."""
-
-    I: int  # noqa: E741 (the letter of the label)
-    S: int
-    J: int
-    scaled: tuple[str, ...]  # the slots that have scales
-    packed: bool = False  # w has two int4 in a byte
-
-    @property
-    def blocks(self) -> tuple[int, int, int]:
-        """The numbers of blocks of rows, columns and the depth."""
-        return {"nn": (self.I, self.J, self.S), "nt": (self.I, self.S, self.J), "tn": (self.S, self.J, self.I)}[self.role]
-
-    def has(self, side: Mapping[str, str]) -> bool:
-        return side[self.role] in self.scaled
+class ScaledProblem(Problem):
+    """A product, with the facts that its arrays depend on."""
 
     @property
     def by_rows(self) -> bool:
@@ -62,11 +45,10 @@ class ScaledProblem(MatmulProblem):
     def kernel_blocks(self) -> tuple[int, int, int]:
         """The numbers of blocks as the kernel is given them: those of scales that there are.  Narrow blocks of columns are spread."""
         rows, cols, depth = self.blocks
-        of_result = self.has(OPEN)
-        i = rows if self.has(LEFT) or of_result and self.by_rows else 1
-        j = cols if self.has(RIGHT) or of_result and not self.by_rows else 1
+        i = rows if self.has_left or self.has_result and self.by_rows else 1
+        j = cols if self.has_right or self.has_result and not self.by_rows else 1
         narrow = 1 < j < self.cols and self.cols // j % STEP
-        return i, self.cols if narrow else j, depth if self.has(LEFT) or self.has(RIGHT) else 1
+        return i, self.cols if narrow else j, depth if self.has_left or self.has_right else 1
 
     @property
     def columns_in_steps(self) -> bool:
@@ -84,7 +66,7 @@ def fields(problem: ScaledProblem) -> dict[str, int]:
 def scaled_both_ways(problem: ScaledProblem) -> str | None:
     """The reason if the result has scales that join neither its rows' nor its columns'."""
     rows, cols, _ = problem.blocks
-    return "the result has scales of rows and columns at once" if problem.has(OPEN) and min(rows, cols) > 1 else None
+    return "the result has scales of rows and columns at once" if problem.has_result and min(rows, cols) > 1 else None
 
 
 def refused(problem: ScaledProblem) -> str | None:
@@ -107,13 +89,13 @@ def arrays(problem: ScaledProblem, operands: Mapping[str, jax.Array]) -> dict[st
     a = a.reshape(problem.B, problem.depth, problem.rows).swapaxes(1, 2) if "a" in _TURNED[role] else a.reshape(problem.B, problem.rows, -1)
     b = b.reshape(problem.B, problem.depth, problem.cols).swapaxes(1, 2) if "b" in _TURNED[role] else b.reshape(problem.B, problem.cols, -1)
     left = right = jnp.ones((1, 1, 1), jnp.float32)
-    if problem.has(LEFT):
+    if problem.has_left:
         scale = at[f"{LEFT[role]}_scale"].astype(jnp.float32)
         left = scale.reshape(problem.B, depth, rows).swapaxes(1, 2) if role == "tn" else scale.reshape(problem.B, rows, depth)
-    if problem.has(RIGHT):
+    if problem.has_right:
         scale = at[f"{RIGHT[role]}_scale"].astype(jnp.float32)
         right = scale.reshape(problem.B, cols, depth) if role == "nt" else scale.reshape(problem.B, depth, cols).swapaxes(1, 2)
-    if problem.has(OPEN):
+    if problem.has_result:
         scale = at[f"{OPEN[role]}_scale"].astype(jnp.float32).reshape(problem.B, -1, 1)
         left, right = (left * scale, right) if problem.by_rows else (left, right * scale)
     j = problem.kernel_blocks[1]
@@ -121,32 +103,19 @@ def arrays(problem: ScaledProblem, operands: Mapping[str, jax.Array]) -> dict[st
     return dict(a=a, b=b, left=left, right=right.swapaxes(1, 2) if j == problem.cols else right)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ScaledConfig:
-    tile_m: int
-    tile_n: int
-    tile_k: int
-    cluster_m: int  # blocks, one above the other, that share what they load of the right operand
-    splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
-
-
-def candidates(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> list[ScaledConfig]:
+def candidates(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> list[TileConfig]:
     """Every tile of the operands' dtypes, in one part or more.  The one that is expected to take the fewest clocks is first."""
     steps = cdiv(problem.depth, STEP)
     rows = [row for row in table if (row["operands"], row["second"]) == problem.operand_dtypes]
-    configs = split_configs(ScaledConfig, rows, lambda row, parts: problem.B == 1 and steps // parts >= _FEWEST_STEPS)
+    configs = split_configs(TileConfig, rows, lambda row, parts: problem.B == 1 and steps // parts >= FEWEST_STEPS)
     fit = [config for config in configs if _tiles(problem, config) <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))
 
 
-def pick(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> ScaledConfig:
-    return candidates(problem, table)[0]
-
-
-def clocks(problem: ScaledProblem, config: ScaledConfig) -> float:
+def clocks(problem: ScaledProblem, config: TileConfig) -> float:
     """Expected time, in clocks.  While one warp group, or block, moves its sums another multiplies."""
     gpu, result_bits = machine(problem.arch, problem.device), 32 if config.splits > 1 else BITS[problem.dtypes[2]]
-    elements, resident = config.tile_m * config.tile_n, _RESIDENT[config.tile_m]
+    elements, resident = config.tile_m * config.tile_n, RESIDENT[config.tile_m]
     tiles = _tiles(problem, config)
     resident = max(1, min(resident, gpu.rounds(tiles)))
     multiplied = elements / (gpu.rate(8) * REACHED[config.tile_m])
@@ -164,13 +133,13 @@ def clocks(problem: ScaledProblem, config: ScaledConfig) -> float:
     return turned + gpu.product(computed, sum(operands.values()), written, config.splits)
 
 
-def _tiles(problem: ScaledProblem, config: ScaledConfig) -> int:
+def _tiles(problem: ScaledProblem, config: TileConfig) -> int:
     """Return the number of tiles of all parts, with those that fill up a cluster."""
     down = cdiv(problem.rows, config.tile_m * config.cluster_m) * config.cluster_m
     return problem.B * config.splits * down * cdiv(problem.cols, config.tile_n)
 
 
-class CudaScaled(Cuda):
+class CudaScaled(ScaledKernels, Cuda):
     """Products of 8-bit floats, and those with integers by `CudaWeightOnly`."""
 
     custom_calls = ("jaxext_scaled_v1", *CudaWeightOnly.custom_calls)
@@ -181,8 +150,7 @@ class CudaScaled(Cuda):
         integers = any(jnp.issubdtype(call.dtypes[slot], jnp.integer) for slot in call.factors)
         return _WEIGHT_ONLY.plan(call) if integers else super().plan(call)
 
-    def problem(self, call):
-        return scaled_problem(call, ScaledProblem, call.arch or 0)
+    problem_type = ScaledProblem
 
     def refuses_problem(self, problem):
         return refused(problem)
@@ -190,7 +158,7 @@ class CudaScaled(Cuda):
     def slower(self, call):
         problem = self.problem(call)
         assert not isinstance(problem, str)  # it is asked of calls that it supports
-        if clocks(problem, self.configs(problem)[0]) < cuda_matmul.library_clocks_16_bits(problem):
+        if clocks(problem, self.configs(problem)[0]) < library_clocks(problem):
             return None  # others multiply numbers of 16 bits
         return "XLA's products of 16-bit numbers are expected to be as fast"
 

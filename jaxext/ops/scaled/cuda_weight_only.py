@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext.backends.cuda.cuda_binding import Cuda, called, fields_named, not_compiled_for, refusal
+from jaxext.backends.cuda.cuda_tiles import library_clocks
 from jaxext.backends.kernel import KernelCall, kernel_result
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
-from jaxext.kernels.matmul.problem import MatmulProblem
-from jaxext.ops.matmul import cuda as cuda_matmul
-from jaxext.ops.scaled.problem import scaled_problem
+from jaxext.kernels.scaled.problem import Problem
+from jaxext.ops.scaled.problem import ScaledKernels
 
 MOST_ROWS = 64  # but for wide kernels; csrc/weight_only/weight_only_plan.h has this and the next too
 STEP = 32  # of the sum
@@ -41,15 +41,7 @@ _FEWEST_STEPS = 16  # of a part: two for each warp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightOnlyProblem(MatmulProblem):
-    """x[B,M,K] q[B,K,N], where I, S and J tell in how many blocks of a scale M, K and N lie.  A packed factor has the dtype i8."""
-
-    I: int  # noqa: E741 (the letter of the label)
-    S: int
-    J: int
-    scaled: tuple[str, ...]  # the slots that have scales
-    packed: bool = False  # w
-
+class WeightOnlyProblem(Problem):
     @property
     def bits_of_weight(self) -> int:
         return 4 if self.packed else 8
@@ -92,10 +84,6 @@ def candidates(problem: WeightOnlyProblem) -> list[WeightOnlyConfig]:
         if splits == 1 or problem.K // STEP >= splits * _FEWEST_STEPS
     ]
     return sorted(configs, key=lambda config: (clocks(problem, config), -config.tile_m, -config.tile_n))
-
-
-def pick(problem: WeightOnlyProblem) -> WeightOnlyConfig:
-    return candidates(problem)[0]
 
 
 def resident(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> int:
@@ -147,7 +135,7 @@ def _wide_clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
 def dequantised_clocks(problem: WeightOnlyProblem) -> float:
     """Return the clocks of a product with the weight in 16 bits, which another kernel writes before."""
     gpu, numbers = machine(problem.arch, problem.device), problem.B * problem.N * problem.K
-    return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + cuda_matmul.library_clocks_16_bits(problem)
+    return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + library_clocks(problem)
 
 
 def weight_bytes(problem: WeightOnlyProblem) -> float:
@@ -158,14 +146,13 @@ def weight_bytes(problem: WeightOnlyProblem) -> float:
 _CLEARLY = 1.25  # models of two kernels differ by less than that without a reason
 
 
-class CudaWeightOnly(Cuda):
+class CudaWeightOnly(ScaledKernels, Cuda):
     """Products with int8 and int4, which have a scale for each column, or for blocks of each: of few rows, and on Hopper of many."""
 
     custom_calls = ("jaxext_weight_only_v1",)
     epilogues = False
 
-    def problem(self, call):
-        return scaled_problem(call, WeightOnlyProblem, call.arch or 0)
+    problem_type = WeightOnlyProblem
 
     def refuses_problem(self, problem):
         return refused(problem) or not_compiled_for(problem.arch)

@@ -23,6 +23,7 @@ from jax import lax
 
 from jaxext import _compat
 from jaxext._messages import dtype_named, format_value
+from jaxext.backends.xla_products import summed
 from jaxext.core import partition
 from jaxext.core.checks import checked
 from jaxext.core.family import Family, declare
@@ -34,7 +35,7 @@ from jaxext.ops.matmul.form import MATMUL, arrangement
 from jaxext.ops.scaled.blocks import Cut, blocks_fit, divided, divided_sharding, joined, placed, spread
 from jaxext.ops.scaled.cuda import CudaScaled
 from jaxext.ops.scaled.triton import TritonScaled
-from jaxext.ops.scaled.xla import XlaScaled, balanced, summed
+from jaxext.ops.scaled.xla import XlaScaled, balanced
 
 SLOTS = {"x": ("B", "I", "M", "S", "K"), "w": ("B", "S", "K", "J", "N"), "y": ("B", "I", "M", "J", "N")}
 SCALES = {"x": ("B", "I", "S"), "w": ("B", "S", "J"), "y": ("B", "I", "J")}

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from jaxext.backends.fields import DTYPES, PRESETS, precision_of
-from jaxext.core.call import Call
-from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.backends.kernel import KernelImplementation
+from jaxext.kernels.scaled.problem import Problem
 
 
-def scaled_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
-    """A call of a product of scaled numbers as a problem of this class, which has fields for blocks, or the reason why it is not one.
+class ScaledKernels(KernelImplementation):
+    problem_type: type[Any] = Problem
 
-    Results that are no wider than 8 bits are float32 to the kernel.
-    """
-    dtypes = {slot: call.dtypes[slot].name for slot in call.factors}
-    packed = dtypes.get("w") == "int4"
-    dtypes |= {"w": "int8"} if packed else {}
-    for slot, name in dtypes.items():
-        if name not in DTYPES:
-            return f"{slot} is {name}, want one of {sorted(DTYPES)}" + (", or int4" if slot == "w" else "")
-    if (precision := precision_of(call.precision, map(np.dtype, dtypes.values()))) is None:
-        return f"precision is {call.precision}, want one of {sorted(PRESETS)}, or one that the operands have of themselves"
-    sizes = {label: call.sizes[blocks] * call.sizes[label] for blocks, label in ("IM", "SK", "JN")}
-    return kind(
-        name=call.op,
-        role=call.op.rpartition("_")[2],
-        B=call.sizes["B"],
-        **sizes,
-        **{blocks: call.sizes[blocks] for blocks in "ISJ"},
-        dtypes=(*(DTYPES[name] for name in dtypes.values()), DTYPES[call.dtype.name] if call.dtype.itemsize > 1 else "fp32"),
-        scaled=tuple(slot for slot in "xwy" if f"{slot}_scale" in call.dtypes),
-        packed=packed,
-        precision=precision,
-        arch=arch,
-        device=call.device,
-    )
+    def problem(self, call):
+        """Results that are no wider than 8 bits are float32 to the kernel."""
+        dtypes = {slot: call.dtypes[slot].name for slot in call.factors}
+        packed = dtypes.get("w") == "int4"
+        dtypes |= {"w": "int8"} if packed else {}
+        for slot, name in dtypes.items():
+            if name not in DTYPES:
+                return f"{slot} is {name}, want one of {sorted(DTYPES)}" + (", or int4" if slot == "w" else "")
+        if (precision := precision_of(call.precision, map(np.dtype, dtypes.values()))) is None:
+            return f"precision is {call.precision}, want one of {sorted(PRESETS)}, or one that the operands have of themselves"
+        sizes = {label: call.sizes[blocks] * call.sizes[label] for blocks, label in ("IM", "SK", "JN")}
+        return self.problem_type(
+            name=call.op,
+            role=call.op.rpartition("_")[2],
+            B=call.sizes["B"],
+            **sizes,
+            **{blocks: call.sizes[blocks] for blocks in "ISJ"},
+            dtypes=(*(DTYPES[name] for name in dtypes.values()), DTYPES[call.dtype.name] if call.dtype.itemsize > 1 else "fp32"),
+            scaled=tuple(slot for slot in "xwy" if f"{slot}_scale" in call.dtypes),
+            packed=packed,
+            precision=precision,
+            arch=self.arch(call),
+            device=call.device,
+        )

@@ -11,19 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext.backends.kernel import KernelCall, kernel_result
-from jaxext.backends.triton.triton_binding import INTERPRETED_CAPABILITY, TritonKernels
+from jaxext.backends.triton.triton_binding import TritonKernels
 from jaxext.kernels import scaled
-from jaxext.ops.scaled.problem import scaled_problem
+from jaxext.ops.scaled.problem import ScaledKernels
 
 FEW_ROWS = 128  # of a product whose time is that of reading its other factor
 
 
-class TritonScaled(TritonKernels):
-    def problem(self, call):
-        return scaled_problem(call, self.kernels(None).Problem, call.arch or INTERPRETED_CAPABILITY)
-
-    def kernels(self, problem):
-        return scaled
+class TritonScaled(ScaledKernels, TritonKernels):
+    module = scaled
 
     def multiplied(self, problem):
         """Factors that are scaled in registers are rounded to 16 bits there, if the result has so many."""

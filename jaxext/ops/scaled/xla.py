@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext.backends.xla_products import XlaDefinition, convert, product, summed, unfused
 from jaxext.core.call import Call, Partitioner, symbolic_size
 from jaxext.core.implementation import Algorithm
-from jaxext.ops.matmul.xla import XlaDefinition, XlaMatmul, convert, product, unfused
+from jaxext.ops.matmul.form import FAMILY as MATMUL
 
 
 class XlaScaled(XlaDefinition):
@@ -44,7 +45,7 @@ class XlaScaled(XlaDefinition):
                 if slot in scales and scales[slot] not in after:
                     x = x.astype(sums) * _along(call, scales[slot], operands, slot, sums)
                 factors[slot] = x.astype(wide)
-            return (_flat if parts else _MATMUL.run)(dataclasses.replace(call, dtype=dtype), config, factors)
+            return (_flat if parts else MATMUL.implementations[-1].run)(dataclasses.replace(call, dtype=dtype), config, factors)
 
         y = _run_parts(call, scaled, operands, dtype) if parts else scaled(operands)
         along = [_along(call, name, operands, call.open, sums) for name in after]
@@ -115,9 +116,6 @@ def _run_parts(call: Call, of, operands: Mapping[str, jax.Array], dtype) -> jax.
     return add(y, size - size % part, size % part) if size % part else y
 
 
-_MATMUL = XlaMatmul()
-
-
 def _along(call: Call, name: str, operands: Mapping[str, jax.Array], slot: str, dtype) -> jax.Array:
     """A scale with an axis of size 1 for each axis of a slot that it lacks."""
     missing = [i for i, axis in enumerate(call.axes[slot]) if axis not in call.axes[name]]
@@ -131,11 +129,6 @@ def balanced(one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     opposite = (jnp.abs(one) < 1) != (jnp.abs(other) < 1)
     return jnp.where(opposite, one * other, one), jnp.where(opposite, 1, other)
-
-
-def summed(*dtypes) -> jnp.dtype:
-    """The dtype of sums."""
-    return jnp.dtype(jnp.float64 if jnp.float64 in dtypes else jnp.float32)
 
 
 def _multiplied(call: Call, before: bool) -> jnp.dtype:

@@ -173,7 +173,7 @@ def test_scales_of_every_role_are_taken(role, cuts):
     given = {name: jnp.asarray(x) for name, x in test_scaled_dot.some_operands(problem).items()}
     made = cuda_scaled.arrays(problem, {name: given[name] for name in cuda_scaled.slots(problem)})
     operands = {name: (x.dtype.name, x.shape) for name, x in made.items()}
-    config = dataclasses.asdict(cuda_scaled.pick(problem, cuda_binding.compiled("scaled")))
+    config = dataclasses.asdict(cuda_scaled.candidates(problem, cuda_binding.compiled("scaled"))[0])
     results = {"d": ("bfloat16", (2, problem.rows, problem.cols))}
     status, asked = ask(Case("scaled", cuda_scaled.fields(problem) | config, operands, results))
     assert status == OK, asked

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
+from jaxext.backends.cuda import cuda_tiles
+from jaxext.kernels.gram.problem import Problem
 from jaxext.ops.gram import cuda as cuda_gram
-from jaxext.ops.matmul import cuda as cuda_matmul
 
 TILES = [dict(tile_m=m, tile_n=n, tile_k=64, cluster_m=2) for m, n in ((128, 256), (192, 192), (128, 192))]
 TABLE = [dict(operands="bf16", most_splits=32, **tile) for tile in TILES]
 
 
-def a_problem(rows=4096, depth=4096, **changes) -> cuda_gram.GramProblem:
+def a_problem(rows=4096, depth=4096, **changes) -> Problem:
     fields: dict[str, Any] = dict(name="gram", role="nt", B=1, M=rows, N=depth, K=rows, dtypes=("bf16",) * 3, precision="ieee", arch=90)
-    return cuda_gram.GramProblem(**(fields | changes))
+    return Problem(**(fields | changes))
 
 
 FAMILY, SMALL, SIZES = cuda_gram, a_problem(), "BMN"
@@ -44,7 +45,7 @@ PARTS, deep = {64: 1, 512: 2, 1024: 4, 8192: 32}, functools.partial(a_problem, 5
 def test_tiles_are_those_that_touch_the_lower_triangle():
     """Counted one by one, in clusters of two."""
     for tile in TILES:
-        config = cuda_gram.GramConfig(**tile)
+        config = cuda_gram.TileConfig(**tile)
         height = 2 * config.tile_m
         for rows in (1, 8, config.tile_n, height, height + 8, 1000, 4096):
             tops = range(0, rows, height)
@@ -59,8 +60,8 @@ def test_what_a_square_is_expected_to_gain(rows):
 
 def test_a_whole_product_is_the_best_of_the_librarys():
     problem = a_problem(4096, 4096)
-    tile = cuda_matmul.MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
-    assert cuda_matmul.library_clocks(problem) <= cuda_matmul.clocks(problem, tile)
+    tile = cuda_tiles.GemmConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
+    assert cuda_tiles.library_clocks(problem) <= cuda_tiles.clocks(problem, tile)
 
 
 def test_an_addend_takes_time_and_one_part():

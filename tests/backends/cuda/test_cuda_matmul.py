@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from host_code import gemm, refuses
 
+from jaxext.backends.cuda import cuda_tiles
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.machine import machine
 from jaxext.kernels.matmul.problem import MatmulProblem
 from jaxext.ops.matmul import cuda as cuda_matmul
-from jaxext.ops.matmul.cuda import MatmulConfig, candidates, clocks, pick
+from jaxext.ops.matmul.cuda import GemmConfig, candidates, clocks
 
 
 def row(role, operands, result, tile_m, tile_n, tile_k, cluster_m, pingpong, fused=False):
@@ -99,7 +100,7 @@ PARTS, deep = {512: 2, 1000: 1, 4096 + 8: 1, 8192: 32, 12288: 32}, functools.par
 def test_an_epilogue_takes_tiles_that_fuse_it():
     """The sum has one part: no epilogue can follow the parts of a sum."""
     with_bias = dataclasses.replace(product(64, 4096, 8192), epilogue=Epilogue(bias="bf16"))
-    assert pick(product(64, 4096, 8192), TABLE).splits > 1
+    assert candidates(product(64, 4096, 8192), TABLE)[0].splits > 1
     assert [config.splits for config in candidates(with_bias, TABLE)] == [1] * len(FUSED)
     assert candidates(with_bias, [row for row in TABLE if row not in FUSED]) == []
 
@@ -112,13 +113,13 @@ def test_parts_are_float32():
 def test_float32_results_take_large_tiles_too():
     """Only 64 x 128 had them, of which the loads take as long as twice its products."""
     problem = product(4096, 4096, 4096, dtypes=("bf16", "bf16", "fp32"))
-    config = pick(problem, TABLE)
+    config = candidates(problem, TABLE)[0]
     assert (config.tile_m, config.tile_n) == (128, 256)
     assert clocks(problem, config) < 1.05 * clocks(product(4096, 4096, 4096), config)
 
 
 def test_time_grows_with_every_size():
-    config = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
+    config = GemmConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
     sizes = (1024, 4096, 16384)
     for m, n in itertools.product(sizes, sizes):
         times = [clocks(product(m, n, k), config) for k in sizes]
@@ -128,7 +129,7 @@ def test_time_grows_with_every_size():
 
 def test_the_model_of_a_large_product_is_near_the_machines_rate():
     """The bounds are no measurement: the model must not promise more than the machine has, nor a fraction of it."""
-    config = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
+    config = GemmConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
     least = 8192**3 / (2048 * 132)
     assert least < clocks(product(8192, 8192, 8192), config) < 1.5 * least
 
@@ -136,10 +137,10 @@ def test_the_model_of_a_large_product_is_near_the_machines_rate():
 def test_the_right_factor_is_read_anew_for_each_64_rows(monkeypatch):
     """Shared memory is the bound here, since nothing else is slow."""
     gpu = dataclasses.replace(machine(90), products=10**9, l2=10**9, memory=10**9, multiprocessors=1)
-    monkeypatch.setattr(cuda_matmul, "machine", lambda arch, device: gpu)
+    monkeypatch.setattr(cuda_tiles, "machine", lambda arch, device: gpu)
     long = 10**7
     for m, n, moved in ((128, 128, 2 * 128 + 128 + 2 * 128), (64, 256, 2 * (64 + 256)), (128, 256, 128 + 256 + 128 + 2 * 256)):
-        config = MatmulConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=1, pingpong=1)
+        config = GemmConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=1, pingpong=1)
         assert clocks(product(m, n, long), config) == pytest.approx(long * moved * 2 / 128, rel=1e-3)
 
 

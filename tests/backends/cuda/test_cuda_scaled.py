@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import test_scaled_dot
 
-from jaxext.ops.matmul import cuda as cuda_matmul
+from jaxext.backends.cuda import cuda_tiles
 from jaxext.ops.scaled import cuda as cuda_scaled
 
 WIDE = dict(tile_m=128, tile_n=256, tile_k=128, cluster_m=2)
@@ -124,7 +124,7 @@ def test_arrays_of_the_kernel(role, of):
 
 
 def test_fewer_rows_take_less_time():
-    clocks = [cuda_scaled.clocks(problem, cuda_scaled.pick(problem, TABLE)) for problem in (DECODING, TRAINING, CUBE)]
+    clocks = [cuda_scaled.clocks(problem, cuda_scaled.candidates(problem, TABLE)[0]) for problem in (DECODING, TRAINING, CUBE)]
     assert clocks == sorted(clocks)
 
 
@@ -133,7 +133,7 @@ def test_a_cube_is_expected_to_take_two_thirds_of_the_clocks(role):
     """The comparison is with 16-bit factors, and the clocks include transpositions before the product."""
     for cuts in [(1, 1, 1), (8192, 64, 64), (8192, 64, 8192)]:
         cube = product(role, (8192,) * 3, cuts)
-        assert cuda_matmul.library_clocks_16_bits(cube) > 1.5 * cuda_scaled.clocks(cube, cuda_scaled.pick(cube, TABLE))
+        assert cuda_tiles.library_clocks(cube) > 1.5 * cuda_scaled.clocks(cube, cuda_scaled.candidates(cube, TABLE)[0])
 
 
 def test_tiles_are_as_many_as_a_grid_can_number():

@@ -401,7 +401,7 @@ def test_what_is_picked_for_a_convolution_fills_a_gpu(simulator, role, dtype):
     check_launches(simulator, DEPTHWISE, cases)
     for case in cases:
         assert host_code.refuses(case, cuda_depthwise) is None and cuda_depthwise.fills_vectors(case)
-        assert math.prod(cuda_depthwise.grid(case, cuda_depthwise.pick(case))) >= 132
+        assert math.prod(cuda_depthwise.grid(case, cuda_depthwise.candidates(case)[0])) >= 132
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
@@ -410,7 +410,7 @@ def test_what_is_picked_for_a_convolution_fills_a_gpu(simulator, role, dtype):
 def test_what_is_picked_for_sequences_fills_a_gpu(B, T, C, role, arch):
     """Partial sums are small beside the arrays."""
     case = dataclasses.replace(a_sequence(role, dtype="bf16", B=B, T=T, C=C), arch=arch)
-    config = cuda_causal.pick(case)
+    config = cuda_causal.candidates(case)[0]
     assert cuda_causal.grid(case, config) >= 3 * 108
     assert cuda_causal.partial_bytes(case, config) < 0.02 * 6 * B * T * C
 
@@ -423,7 +423,7 @@ LAYERS = {"qkv": (4096, 6144), "out": (4096, 4096), "gate and up": (4096, 28672)
 def test_what_is_picked_for_one_row_fills_a_gpu(layer, bits):
     K, N = LAYERS[layer]
     case = dataclasses.replace(a_product(1, N, K, K // 128, bits), device="NVIDIA H200")  # an H100 wants fewer
-    config = cuda_weight_only.pick(case)
+    config = cuda_weight_only.candidates(case)[0]
     assert config.tile_m == 8 and cuda_weight_only.grid(case, config) >= 96
     assert 4 * config.splits * N < 0.05 * cuda_weight_only.weight_bytes(case)  # partial results
 

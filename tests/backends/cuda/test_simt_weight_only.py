@@ -53,7 +53,7 @@ def test_every_byte(simulator, bits, dtype):
         x = np.zeros(shapes(problem)["x"], operands_of(problem)["x"].dtype)
         x[0, np.arange(8), first + 4 * np.arange(8) + np.arange(8) % 4] = 1
         operands = {"x": x, "q": q, "scale": np.ones(shapes(problem)["scale"], np.float32)}
-        (got,) = simulator.launch(WEIGHT_ONLY, problem, cuda_weight_only.pick(problem), operands).results
+        (got,) = simulator.launch(WEIGHT_ONLY, problem, cuda_weight_only.candidates(problem)[0], operands).results
         harness.check(got, true(problem, operands))
 
 
@@ -61,7 +61,7 @@ def test_every_byte(simulator, bits, dtype):
 def test_rounding(simulator, dtype, result):
     """Sums are in float32 and rounded once."""
     problems = [a_problem(M=9, N=64, K=256, S=8, bits=bits, dtype=dtype, result=result) for bits in (4, 8)]
-    simulator.check(WEIGHT_ONLY, [(problem, cuda_weight_only.pick(problem)) for problem in problems], integers=False)
+    simulator.check(WEIGHT_ONLY, [(problem, cuda_weight_only.candidates(problem)[0]) for problem in problems], integers=False)
 
 
 @pytest.mark.parametrize("sizes", [dict(K=0, S=1), dict(M=0), dict(N=0), dict(B=0)], ids=str)

@@ -22,7 +22,7 @@ from jax_triton import triton_lib
 from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 
-from jaxext.backends.triton import assembler, repairs, triton_call
+from jaxext.backends.triton import assembler, repairs, triton_binding
 from jaxext.benchmarks import compiled
 from jaxext.kernels import checks, matmul
 from jaxext.kernels.matmul import kernel as matmul_kernel
@@ -55,7 +55,7 @@ def squares(x_ptr, y_ptr, N: tl.constexpr, STEPS: tl.constexpr):
 
 def of_somebody_else(x):
     y = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    result, how = triton_call._keywords() or ("", {})
+    result, how = triton_binding._keywords() or ("", {})
     return jax_triton.triton_call(x, kernel=squares, grid=1, N=64, STEPS=16, compute_capability=90, **{result: y}, **how)
 
 
@@ -147,11 +147,11 @@ def test_triton_adds_them_by_its_hook():
 
 def test_a_jax_triton_that_cannot_be_patched_is_refused(monkeypatch):
     monkeypatch.setattr(repairs, "can_patch", lambda jax_triton: False)
-    triton_call.missing.cache_clear()
+    triton_binding.missing.cache_clear()
     try:
-        reason = triton_call.missing(interpreted=False)
+        reason = triton_binding.missing(interpreted=False)
     finally:
-        triton_call.missing.cache_clear()
+        triton_binding.missing.cache_clear()
     assert reason and "or another compiler, than 0.3.1 and 0.4" in reason
 
 

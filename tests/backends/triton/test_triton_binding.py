@@ -27,7 +27,7 @@ import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.fields import matmul_problem
-from jaxext.backends.triton import assembler, triton_call
+from jaxext.backends.triton import assembler, triton_binding
 from jaxext.ops.matmul import triton as triton_matmul
 
 pytest.importorskip("triton")
@@ -199,7 +199,7 @@ def test_refusals(case):
 @pytest.fixture
 def installed_afresh():
     """Look up the installed packages anew, in this test and in those after it."""
-    caches = triton_call.missing, triton_call._keywords, triton_call._jax_triton
+    caches = triton_binding.missing, triton_binding._keywords, triton_binding._jax_triton
     for cache in caches:
         cache.cache_clear()
     yield
@@ -235,14 +235,14 @@ def test_an_installation_that_does_not_import(monkeypatch):
     found = refusal(arch="sm_90a")
     assert f"triton {importlib.metadata.version('triton')} is installed, want 3.6 or newer" in found and "want 0.3.1 or newer" in found
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    triton_call.missing.cache_clear()
+    triton_binding.missing.cache_clear()
     assert f"pip install --no-deps jax-cuda13-plugin=={importlib.metadata.version('jaxlib')}" in refusal(arch="sm_90a")
 
 
 @pytest.mark.usefixtures("installed_afresh")
 def test_a_jax_triton_with_another_interface(monkeypatch):
     """Its version is new enough and it imports; whatever nobody named must lower all the same."""
-    monkeypatch.setattr(triton_call, "_jax_triton", lambda: types.SimpleNamespace(triton_call=lambda *args, **kwargs: None))
+    monkeypatch.setattr(triton_binding, "_jax_triton", lambda: types.SimpleNamespace(triton_call=lambda *args, **kwargs: None))
     assert "has another triton_call, or another compiler, than 0.3.1 and 0.4" in refusal(arch="sm_90a")
     assert chosen(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, TAPS) == [("conv2d_fprop", "xla")]
 

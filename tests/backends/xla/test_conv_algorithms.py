@@ -21,7 +21,7 @@ from jaxext.core.call import Partitioner
 from jaxext.core.implementation import Algorithm
 from jaxext.core.static import Static
 from jaxext.core.window import Window, dilate
-from jaxext.ops.conv import xla, xla_dots, xla_plan, xla_rows
+from jaxext.ops.conv import xla, xla_dots, xla_elementwise, xla_plan
 from jaxext.ops.conv.form import conv_form
 from jaxext.ops.conv.xla_lax import Lax
 
@@ -327,15 +327,15 @@ def test_every_plan_of_the_docstring_is_tested():
 
 def test_lines_that_fit():
     """Windows with too few positions, too many taps, or channels of other kinds do not fit: they take the loop with masks."""
-    assert all(xla_rows.fits_line(1, 1, line.cropped[1]) for line in LINES.values())
+    assert all(xla_elementwise.fits_line(1, 1, line.cropped[1]) for line in LINES.values())
     for of in (window((5,), (3,)), window((200,), (128,)), window((40,), (3,), input_dilation=(2,))):
-        assert not xla_rows.fits_line(1, 1, of)
-    assert not xla_rows.fits_line(2, 1, LINES["same"]) and not xla_rows.fits_line(1, 2, LINES["same"])
+        assert not xla_elementwise.fits_line(1, 1, of)
+    assert not xla_elementwise.fits_line(2, 1, LINES["same"]) and not xla_elementwise.fits_line(1, 2, LINES["same"])
 
 
 def test_rows_of_two_blocks(monkeypatch):
     """The output has six rows, four in the first block; the second overhangs."""
-    monkeypatch.setattr(xla_rows, "BLOCK", 4 * 5 * 16)
+    monkeypatch.setattr(xla_elementwise, "BLOCK", 4 * 5 * 16)
     assert SAME.output == (6, 5)
     check(labels(G=16), SAME, "w", (False,), "rows")
 

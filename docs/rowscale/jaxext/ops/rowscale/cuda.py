@@ -31,7 +31,7 @@ class CudaRowscale(Cuda):
     def problem(self, call):
         dtypes = tuple(DTYPES.get(dtype.name, dtype.name) for dtype in (*call.dtypes.values(), call.dtype))
         sizes = {label: call.sizes[label] for label in "BMN"}
-        return RowscaleProblem(name=call.op, **sizes, dtypes=dtypes, arch=call.arch or 0, device=call.device)
+        return RowscaleProblem(name=call.op, **sizes, dtypes=dtypes, arch=self.arch(call), device=call.device)
 
     def refuses_problem(self, problem):
         return not_compiled_for(problem.arch) or refusal("rowscale", fields_named(problem, "BMN"), problem.dtypes, problem.arch)

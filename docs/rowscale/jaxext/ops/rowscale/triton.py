@@ -6,13 +6,12 @@ from jaxext.kernels import rowscale
 
 
 class TritonRowscale(TritonKernels):
+    module = rowscale
+
     def problem(self, call):
         dtypes = tuple(DTYPES.get(dtype.name, dtype.name) for dtype in (*call.dtypes.values(), call.dtype))
         sizes = {label: call.sizes[label] for label in "BMN"}
-        return self.kernels(None).Problem(name=call.op, **sizes, dtypes=dtypes, arch=call.arch or 90, device=call.device)
-
-    def kernels(self, problem):
-        return rowscale
+        return rowscale.Problem(name=call.op, **sizes, dtypes=dtypes, arch=self.arch(call), device=call.device)
 
     def slower(self, call):
         return None
