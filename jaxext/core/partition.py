@@ -122,6 +122,17 @@ def broadcast_together(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.A
     return broadcast_like(x, other), other
 
 
+def aligned(axes: Sequence[Sequence[str]], args: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays, in whose types each of these axes has one sharding: that of the first array that splits it."""
+    mesh = next((s.mesh for s in map(explicit, map(jax.typeof, args)) if s is not None), None)
+    if mesh is None:
+        return list(args)
+    specs = [(names, tuple(jax.typeof(x).sharding.spec)) for names, x in zip(axes, args, strict=True)]
+    assigned = _assign(Names((), (), ()), mesh, _sizes(axes, args), specs)
+    placed = [_place(names, assigned) for names in axes]
+    return [x if spec == tuple(place) else _reshard(x, mesh, place) for x, place, (_, spec) in zip(args, placed, specs, strict=True)]
+
+
 def alike(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
     """The arrays with one sharding of these axes in their types, as vmap wants: that of the first that is sharded, if it fits all."""
     shardings = [None if at is None else explicit(jax.typeof(x)) for x, at in zip(args, axes, strict=True)]
@@ -303,13 +314,18 @@ def _split_by_types(local, names, platform, out_sharding, *args):
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     partitioner = Partitioner.XLA if any(n > 1 for n in automatic) else Partitioner.NOBODY
-    results = jax.shard_map(
-        functools.partial(_constrained(local, names, partitioner), partitioner, _summed(names, assigned, wide), _part(assigned, mesh)),
-        mesh=mesh,
-        in_specs=tuple(_place(axes, assigned) for axes in names.operands),
-        out_specs=tuple(_place(axes, assigned) for axes in names.results),
-        axis_names=manual,
-    )(*args)
+    specs = [_place(axes, assigned) for axes in names.results]
+    if all(0 in x.shape for x in args):  # XLA does not compile a shard_map whose operands are all empty
+        results = local(partitioner, None, _part({}, None), *(_reshard(x, mesh, P(*(None,) * x.ndim)) for x in args))
+        results = tuple(_reshard(y, mesh, spec) for y, spec in zip(results, specs, strict=True))
+    else:
+        results = jax.shard_map(
+            functools.partial(_constrained(local, names, partitioner), partitioner, _summed(names, assigned, wide), _part(assigned, mesh)),
+            mesh=mesh,
+            in_specs=tuple(_place(axes, assigned) for axes in names.operands),
+            out_specs=tuple(specs),
+            axis_names=manual,
+        )(*args)
     if out_sharding is None:
         return results
     wanted = [renamed(out_sharding, names.results[0], axes) for axes in names.results]

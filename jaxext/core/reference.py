@@ -220,8 +220,9 @@ class Declaration:
 
     def _results(self, operands, ranks, static) -> dict[str, jax.Array]:
         """All results of the reference, of operands with any number of axes for each independent label."""
-        rank = self.operation.unpack(ranks)
-        results = self._mapped(rank, dict(static.items))(*(operands[name] for name in self.inputs))
+        axes = [self.operation.axes(name, ranks) for name in self.inputs]
+        args = partition.aligned(axes, [operands[name] for name in self.inputs])
+        results = self._mapped(self.operation.unpack(ranks), dict(static.items))(*args)
         return dict(zip(self.results, results, strict=True))
 
     def _mapped(self, rank: Mapping[str, int], keywords: Mapping[str, Any]) -> Callable:
