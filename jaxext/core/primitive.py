@@ -79,7 +79,7 @@ def _lower(labelled, open, platform, arch, partitioner, *args, static: Static, w
             return labelled.lower_unfused(call, operands, summed)
         choice = chosen(call, labelled.family.implementations, static.implementation)
         with replacing_lax(False):
-            ys = choice.checked(choice.compute(operands))
+            ys = call.checked(choice.implementation, choice.compute(operands))
         ys = ys if call.further else (ys,)
         return ys if summed is None else tuple(summed(y, labelled.axes(name, static.ranks)) for name, y in zip(results, ys, strict=True))
 

@@ -65,7 +65,8 @@ class Explanation:
     axis before the channels.  `shapes` and `layout` are the shapes and the order of axes in the program, before the transposes of the
     operands and after those of the result; of equal products with several layouts, the shapes of the first.  `precision` is that of the
     call or of `jax.default_matmul_precision`, and `multiplies` what the implementation makes of it, if that is less than the factors
-    have.  `how` is the algorithm of the implementation, and `expected` what its algorithms are expected to cost.  `why` says why it was
+    have.  `how` is the algorithm of the implementation, with its parts, such as "phases of lax"; the product inside an operation that no
+    kernel fuses is one: "composition of dot_general".  `expected` is what its algorithms are expected to cost.  `why` says why it was
     chosen: named, preferred, or measured (in the row of this `problem` in the active table; see `tune`).  `refused` says why each
     other implementation was not.
     """
