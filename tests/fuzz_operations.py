@@ -593,7 +593,7 @@ def declared(module):
         return x * lax.rsqrt(mean + epsilon)[:, None] * g[None], mean - chosen
 
     labels: dict[str, Any] = dict(operands=dict(x="N D", g="D", number="N"), results=dict(y="N D", loss="N"))
-    return module.extend.operation("fuzz_norm", reference, **labels, whole="D", constant="number")
+    return module.extend.operation("fuzz_norm", reference, **labels, unsharded="D", constant="number")
 
 
 def norm(draw) -> Call:

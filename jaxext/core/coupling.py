@@ -38,8 +38,8 @@ def refuse_coupled(declared, sizes: Mapping[str, Any], operands: Sequence[jax.Sh
         label, how = next(iter(found.items()))
         raise ValueError(
             f"{declared.name}: the reference couples the elements of {label} ({how}), so {label} can be neither mapped nor split: want"
-            f" `whole={' '.join([*declared.whole, *found])!r}` in its declaration, or `independent={label!r}` if the results do not depend"
-            " on that"
+            f" `unsharded={' '.join([*declared.unsharded, *found])!r}` in its declaration, or `independent={label!r}` if the results do not"
+            " depend on that"
         )
 
 

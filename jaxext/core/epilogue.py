@@ -194,7 +194,7 @@ def operation(
         family=family,
         saved=saved,
         window=form.window,
-        whole=(GATES,) if gated else (),
+        unsharded=(GATES,) if gated else (),
         product=(form, open),
     )
 
@@ -246,7 +246,7 @@ def bind(operation: Operation, operands: Mapping[str, jax.Array], activation: _a
     """Bind the operation, or the form of its product if there is nothing to fuse.  `static` has the dtype of the result alone."""
     assert operation.product is not None
     form, open = operation.product
-    if activation is None and operation.inputs.keys() == {*form.operands(open)} and not operation.whole:  # nothing to fuse
+    if activation is None and operation.inputs.keys() == {*form.operands(open)} and not operation.unsharded:  # nothing to fuse
         return form.bind(open, operands, static)
     static = static.replace(dtypes=static.dtypes * len(operation.results), options=Options(activation))
     return operation.bind(operands, static, wanted=(open,))[open]

@@ -7,7 +7,7 @@ JAX splits programs:
     the program of one device (one device, fully manual shard_map, pmap)    nothing to do
     shardings in the types (explicit mesh)                                  a shard_map over the explicit axes
     jit over several devices, automatic axes                                custom_partitioning with the labels as its Shardy rule
-    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops, with window labels kept whole
+    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops, with window labels unsharded
 
 """
 
@@ -42,11 +42,11 @@ class Names:
 
     operands: tuple[tuple[str, ...], ...]
     results: tuple[tuple[str, ...], ...]
-    whole: tuple[str, ...]
+    unsharded: tuple[str, ...]
 
     @property
     def contracted(self) -> tuple[str, ...]:
-        kept = {axis for axes in (*self.results, self.whole) for axis in axes}
+        kept = {axis for axes in (*self.results, self.unsharded) for axis in axes}
         return tuple(dict.fromkeys(axis for axes in self.operands for axis in axes if axis not in kept))
 
     @property
@@ -56,7 +56,7 @@ class Names:
         return dict(
             sharding_rule=" -> ".join(", ".join(map(" ".join, arrays)) for arrays in (self.operands, self.results)),
             reduction_factors=tuple(axis for axis in order if axis in self.contracted),
-            need_replication_factors=tuple(axis for axis in order if axis in self.whole),
+            need_replication_factors=tuple(axis for axis in order if axis in self.unsharded),
         )
 
 
@@ -94,8 +94,8 @@ def place_on_one_mesh(args: Sequence[jax.Array]) -> list[jax.Array]:
         return list(args)
 
     def placed(x):  # the transpose of a reshard would have a mapped cotangent on no mesh
-        whole = NamedSharding(mesh, P(*(None,) * (x.ndim + 1)))
-        return lax.squeeze(lax.broadcast_in_dim(x, (1, *x.shape), range(1, x.ndim + 1), out_sharding=whole), [0])
+        replicated = NamedSharding(mesh, P(*(None,) * (x.ndim + 1)))
+        return lax.squeeze(lax.broadcast_in_dim(x, (1, *x.shape), range(1, x.ndim + 1), out_sharding=replicated), [0])
 
     return [placed(x) if jax.typeof(x).sharding.mesh.empty else x for x in args]
 
@@ -181,8 +181,8 @@ def _constrained(local, names, partitioner):
         return local
 
     def unsplit(arrays, axes, forwards=False):
-        whole = ([at for at, axis in enumerate(each) if axis in names.whole] for each in axes)
-        return [_compat.unsplit(x, each, forwards=forwards) for x, each in zip(arrays, whole, strict=True)]
+        unsharded = ([at for at, axis in enumerate(each) if axis in names.unsharded] for each in axes)
+        return [_compat.unsplit(x, each, forwards=forwards) for x, each in zip(arrays, unsharded, strict=True)]
 
     # XLA multiplies other matrices of a batch if the result asks to split the batch like the sum: a split of the batch and the sum is kept.
     shared = {*names.operands[0]}.intersection(*names.operands[1:2])
@@ -224,7 +224,7 @@ def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Seq
             wanted = () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
             taken = {m for other in assigned.values() for m in other}
             even = sizes[axis] % math.prod(mesh.shape[m] for m in wanted) == 0
-            if wanted and axis not in names.whole and axis not in assigned and not taken & set(wanted) and even:
+            if wanted and axis not in names.unsharded and axis not in assigned and not taken & set(wanted) and even:
                 assigned[axis] = wanted
     return assigned
 

@@ -86,7 +86,7 @@ def _lower(labelled, open, platform, arch, partitioner, *args, static: Static, w
     axes = partition.Names(
         operands=tuple(labelled.axes_to_split(name, labelled.axes(name, static.ranks)) for name in names),
         results=tuple(labelled.axes(name, static.ranks) for name in results),
-        whole=(*labelled.unsplit_axes(static.ranks), *labelled.uncut.values()),
+        unsharded=(*labelled.unsplit_axes(static.ranks), *labelled.uncut.values()),
     )
     metadata = _metadata(partitioner, platform, primitive, dict(zip(names, args, strict=True)), params, labelled.family)
 

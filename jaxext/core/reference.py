@@ -56,7 +56,7 @@ class Declaration:
     Attributes:
       reference: a function of the operands, each with one axis for each label, and static keywords.  It gives a tuple of all results.
       inputs, results: name -> labels.  Results include those that are `saved` for the derivative.
-      whole: the labels in whose elements the reference is not independent.
+      unsharded: the labels in whose elements the reference is not independent.
       believed: labels that are declared independent even where the reference seems to couple their elements.
       constant: the operands and results that are not differentiable.
       unread: the operands that the reference does not read.  Only a `backward` has any: the results, which are for its kernels.
@@ -69,7 +69,7 @@ class Declaration:
     inputs: Mapping[str, tuple[str, ...]]
     results: Mapping[str, tuple[str, ...]]
     saved: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
+    unsharded: tuple[str, ...] = ()
     believed: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Declaration:
             reference=reference,
             inputs={**self.inputs, **self.kept, **{f"d_{name}": self.results[name] for name in given}},
             results={f"d_{name}": self.inputs[name] for name in differentiable},
-            whole=self.whole,
+            unsharded=self.unsharded,
             believed=self.believed,
             constant=tuple(name for name in self.constant if name in self.inputs),
             unread=tuple(self.kept),
@@ -160,7 +160,7 @@ class Declaration:
             tangents=self._tangents if name == self.name else functools.partial(_tangents_of, function),
             family=family,
             saved=lambda options: tuple(self.kept) if name == self.name and self.has_backward else (),
-            whole=self.whole,
+            unsharded=self.unsharded,
             examples=self.examples,
             unmeasured="" if self.examples else UNMEASURED,
         )
@@ -170,7 +170,7 @@ class Declaration:
 
         Raises:
           TypeError: the reference gives another number of results, or other shapes, than declared.
-          ValueError: the reference couples the elements of a label that is not in `whole`.
+          ValueError: the reference couples the elements of a label that is not in `unsharded`.
         """
         operation = self.operation
         sizes = operation.sizes(operation.open, [x.shape for x in operands.values()], ranks, None)
@@ -191,7 +191,7 @@ class Declaration:
                 raise TypeError(f"{self.name}: the reference gives {name} in {y.dtype}, {want}")
         if (key := (static, *((x.shape, x.dtype) for x in bare))) not in self._uncoupled:
             refuse_coupled(
-                self, {label: one[label] for label in operation.free if label not in (*self.whole, *self.believed)}, bare, static
+                self, {label: one[label] for label in operation.free if label not in (*self.unsharded, *self.believed)}, bare, static
             )
             self._uncoupled.add(key)
         return tuple(y.dtype for y in given), next((x for x in program.consts if isinstance(x, Tracer)), None)

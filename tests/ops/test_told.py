@@ -119,7 +119,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "labels": (lambda: extend.define("told_labels", x=A, w="B N", y="M N"), "define: x is float32[50,40], want"),
     "operands": (lambda: declared(operands=AS), "operands of told_operation is [float32[50,40]], want"),
     "an operand's labels": (lambda: declared(operands={"x": A}), "x of told_operation is float32[50,40], want"),
-    "a word": (lambda: declared(whole=A), "whole of told_operation is float32[50,40], want"),
+    "a word": (lambda: declared(unsharded=A), "unsharded of told_operation is float32[50,40], want"),
     "a call": (lambda: operation()(AS, A), "told_product: x is [float32[50,40]], want"),
     "arguments": (lambda: testing.check_op(jnp.sin, jnp.sin, A), "args is float32[50,40], want"),
     "what is skipped": (lambda: testing.check_op(jnp.sin, jnp.sin, (A,), skip=A), "skip is float32[50,40], want"),
