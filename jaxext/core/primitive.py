@@ -44,6 +44,8 @@ def prepare(labelled: Labelled, *args: Any) -> list[Any]:
 
 
 def _shape_rule(labelled, open, *avals, static: Static, result=None, **_):
+    _compat.refuse_parts(labelled.op(open), "the sharding of an operand", *(aval.sharding for aval in avals))
+    _compat.refuse_parts(labelled.op(open), "out_sharding", static.out_sharding)
     sizes = labelled.sizes(open, [aval.shape for aval in avals], static.ranks, static.window)
     return tuple(sizes[axis] for axis in labelled.axes(result or open, static.ranks))
 

@@ -24,7 +24,6 @@ from jaxext.core.composition import composed
 from jaxext.core.coupling import refuse_coupled
 from jaxext.core.family import Family, declare, families
 from jaxext.core.implementation import Algorithm, Definition
-from jaxext.core.keywords import Keywords
 from jaxext.core.operation import Operation, sharded_as
 from jaxext.core.static import Static
 
@@ -47,6 +46,28 @@ class Reference(Definition):
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> Any:
         return composed(call, operands, self.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keywords:
+    """The static keywords of a call by name; of a tangent also the implementation that was named, which its transpose uses.
+
+    They are part of the key of a program.  Its reference can distinguish 1 from True and from 1.0, which are equal: `types` has theirs.
+    """
+
+    items: tuple[tuple[str, Any], ...]
+    named: str | None = None
+    types: tuple = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "types", tuple(_types(value) for _, value in self.items))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.items)
+
+
+def _types(value: Any) -> Any:
+    return (type(value), *map(_types, value)) if isinstance(value, tuple) else type(value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,12 +125,12 @@ class Declaration:
             operands, cotangents = args[: len(self.inputs)], args[len(self.inputs) + len(self.kept) :]
             values = dict(zip(self.inputs, operands, strict=True))
 
-            def of(*moved):
+            def differentiated(*moved):
                 everything = values | dict(zip(differentiable, moved, strict=True))
                 results = dict(zip(self.results, self.reference(*everything.values(), **keywords), strict=True))
                 return tuple(results[name] for name in given)
 
-            primals, transposed = jax.vjp(of, *(values[name] for name in differentiable))
+            primals, transposed = jax.vjp(differentiated, *(values[name] for name in differentiable))
             return transposed(tuple(ct.astype(y.dtype) for ct, y in zip(cotangents, primals, strict=True)))
 
         return Declaration(
@@ -177,12 +198,12 @@ class Declaration:
         rank = operation.unpack(ranks)
         one = {label: sizes[f"{label}0"] if rank[label] else 1 for label in operation.free}
 
-        def of_one(labels):
+        def bare_shape(labels):
             return tuple(one[label] for label in labels)
 
-        bare = [jax.ShapeDtypeStruct(of_one(labels), operands[name].dtype) for name, labels in self.inputs.items()]
+        bare = [jax.ShapeDtypeStruct(bare_shape(labels), operands[name].dtype) for name, labels in self.inputs.items()]
         program, given = jax.make_jaxpr(functools.partial(self.reference, **dict(static.items)), return_shape=True)(*bare)
-        shapes, wanted = [getattr(y, "shape", None) for y in given], [of_one(labels) for labels in self.results.values()]
+        shapes, wanted = [getattr(y, "shape", None) for y in given], [bare_shape(labels) for labels in self.results.values()]
         if shapes != wanted:
             raise TypeError(f"{self.name}: the reference gives arrays of the shapes {shapes}, want {wanted} for {list(self.results)}")
         for name, y in zip(self.results, given, strict=True):
@@ -240,11 +261,11 @@ class Declaration:
             return mapped_and_summed
         single = self._mapped({**rank, label: 1}, keywords)
 
-        def without(*args):
+        def removed(*args):
             given = single(*(x if at is None else lax.expand_dims(x, [at]) for x, at in zip(args, inputs, strict=True)))
             return tuple(y if at is None else lax.squeeze(y, [at]) for y, at in zip(given, results, strict=True))
 
-        return without
+        return removed
 
     @staticmethod
     def _first(label: str, labels: Sequence[str], rank: Mapping[str, int]) -> int | None:
@@ -254,11 +275,11 @@ class Declaration:
     def _derivative(self, operands, dots, ranks, static) -> dict[str, jax.Array]:
         """The tangents of all inexact results, by the reference."""
 
-        def of(moved):
+        def differentiated(moved):
             results = self._results({**operands, **moved}, ranks, static)
             return {name: y for name, y in results.items() if name not in self.constant and jnp.issubdtype(y.dtype, jnp.inexact)}
 
-        return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]
+        return jax.jvp(differentiated, ({name: operands[name] for name in dots},), (dict(dots),))[1]
 
     def _tangents(self, operation, operands, results, dots, static: Static) -> dict[str, jax.Array]:
         for name in dots:
@@ -304,7 +325,7 @@ class Declaration:
 def _tangents_of(function, operation, operands, results, dots, static: Static):
     """The tangents of the results of `function`, by its own derivative."""
 
-    def of(moved):
+    def differentiated(moved):
         return function({**operands, **moved}, static.ranks, static.options)
 
-    return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]
+    return jax.jvp(differentiated, ({name: operands[name] for name in dots},), (dict(dots),))[1]

@@ -1,10 +1,9 @@
-"""The calls by which kernels meet a GPU for the first time: those of each operation's `cases.py`, in the order of jaxext's imports."""
+"""The calls by which kernels meet a GPU for the first time: those of each operation's `cases.py`, sorted by its folder."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -18,8 +17,7 @@ def cases(operation: str) -> ModuleType:
     return importlib.import_module(f"jaxext.ops.{operation}.cases")
 
 
-_folders = [importlib.import_module(f"jaxext.ops.{module.name}").__name__ for module in pkgutil.iter_modules(ops.__path__)]
-OPERATIONS = [name.rpartition(".")[2] for name in sys.modules if name in _folders]
+OPERATIONS = sorted(module.name for module in pkgutil.iter_modules(ops.__path__))
 
 
 def contacts(operations: Iterable[str] = OPERATIONS) -> list[Contact]:
