@@ -1,7 +1,7 @@
 """Convolutions: drop-in replacements for functions of lax and jnp, with one extra keyword, `implementation`.
 
-Each operation traces its namesake and replaces every lax product in it with jaxext's (`dispatch.call_namesake`).  Shapes, dtypes, weak types
-and errors are therefore those of the namesake.
+Each operation traces its namesake and replaces every lax product in it with jaxext's (`dispatch.call_namesake`).  Shapes, dtypes, weak
+types and errors are therefore those of the namesake.
 
 Every operation supports all of JAX: jit, vmap over any operand and axis, forward and reverse derivatives of any order, remat, scan,
 shard_map, pmap, automatic and explicit sharding, and export.  float16 and bfloat16 are accumulated in float32 and rounded once.
