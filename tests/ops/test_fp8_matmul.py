@@ -123,11 +123,11 @@ def test_gradients_through_two_vmaps(mapped):
     """The outer one maps x.  The gradient of what is not mapped is a sum over examples, whose cotangents have scales of their own."""
     x, w, ct = arrays()
     mapped = mapped.split()
-    name = next((each for each in mapped if each.endswith("scale")), None)
+    name = next((each for each in mapped if each.endswith("scale")), "")
     xs, ws, cts = jnp.stack([x, 3 * x, x * x]), jnp.stack([w, w / 2, 5 * w]), jnp.stack([ct, 7 * ct, ct * ct])
     xs, ws = xs if "x" in mapped else xs[:1], ws if "w" in mapped else ws[:1]
     xs, cts = jnp.stack([xs, xs[::-1] / 2]), jnp.stack([cts, cts[::-1]])
-    scales = None if name is None else [1e-5, 1e-4, 1e-3] if name == "gradient_scale" else [0.004, 0.01, 0.02]
+    scales = None if not name else [1e-5, 1e-4, 1e-3] if name == "gradient_scale" else [0.004, 0.01, 0.02]
     over = (0 if "x" in mapped else None, 0 if "w" in mapped else None, 0, None if scales is None else 0)
 
     def loss(xs, ws):
