@@ -61,9 +61,9 @@ def eighths(axis: int | None, group: int | None = None) -> Callable[[jax.Array],
 
 
 FORMATS = {
-    "int8": Format(lambda w: jaxext.quantization.quantize(w, 8), target=1.5),
-    "int8, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, 8, 128)),
-    "int4, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, 4, 128), target=2.2),
+    "int8": Format(lambda w: jaxext.quantization.quantize(w, bits=8), target=1.5),
+    "int8, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, bits=8, group=128)),
+    "int4, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, bits=4, group=128), target=2.2),
     "fp8, of tensors": Format(eighths(None), eighths(None), target=1.5),
     "fp8, of rows and columns": Format(eighths(0), eighths(1), target=1.5),
     "fp8, blocks and squares of 128": Format(squares, eighths(1, 128), target=1.5),

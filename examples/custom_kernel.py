@@ -189,7 +189,7 @@ extend.register(CHANNELWISE, Triton())
 
 # --- an operation that is not bilinear: the softmax cross entropy of each row.  `backward` is the operation that gives d_logits; it reads
 # the sum of exponentials that the kernel of the loss has saved.  Labels lie in [0, V).  Devices may split the rows N, each of which is
-# computed by itself; V is whole, since the loss lacks it.
+# computed by itself; V is unsharded, since the loss lacks it.
 
 
 def log_likelihood(logits, labels):

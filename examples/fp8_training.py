@@ -100,7 +100,7 @@ def main(args=None) -> int:
         results[name] = accuracy(weights, test, product)
         print(f"{name:9} {results[name]:.1%} of the test images, {kept(weights, training, product) / 1024:.0f} KiB kept in a step")
     for bits, group in ((8, None), (4, 32)):
-        small = [jaxext.quantization.quantize(w, bits, group) for w in weights]
+        small = [jaxext.quantization.quantize(w, bits=bits, group=group) for w in weights]
         results[f"int{bits}"] = accuracy(small, test, jaxext.quantized_matmul)
         print(f"int{bits:<6} {results[f'int{bits}']:.1%} with the weights of fp8, rounded")
     if results["fp8"] < results["bfloat16"] - 0.003 or results["int4"] < results["fp8"] - 0.02:

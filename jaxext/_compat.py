@@ -106,13 +106,8 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
     every supported version.  Lowering needs the devices because custom_partitioning asks for them.
     """
 
-    def shape(*avals, **params):
-        refuse_parts(name, "the sharding of an operand", *(aval.sharding for aval in avals))
-        refuse_parts(name, "out_sharding", params["static"].out_sharding if "static" in params else params["out_sharding"])
-        return shape_rule(*avals, **params)
-
     vma_rule = functools.partial(standard_vma_rule, name)
-    primitive = standard_primitive(shape, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=vma_rule)
+    primitive = standard_primitive(shape_rule, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=vma_rule)
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     partial_eval_jaxpr_custom_rules[primitive] = policies_asked  # type: ignore[assignment]
     register_remat(primitive, functools.partial(_remat_product, primitive))
@@ -223,11 +218,11 @@ def register_lowering(primitive, rule, *, multiple_results: bool = False) -> Non
     A program for several platforms is lowered once for each, with `arch` None.
     """
     for platform in PLATFORMS:
-        mlir.register_lowering(primitive, functools.partial(_with_platform, rule, platform, multiple_results), platform=platform)
-    mlir.register_lowering(primitive, functools.partial(_with_platform, rule, "other", multiple_results))
+        mlir.register_lowering(primitive, functools.partial(_lower_on_platform, rule, platform, multiple_results), platform=platform)
+    mlir.register_lowering(primitive, functools.partial(_lower_on_platform, rule, "other", multiple_results))
 
 
-def _with_platform(rule, platform, multiple_results, ctx, *args, **params):
+def _lower_on_platform(rule, platform, multiple_results, ctx, *args, **params):
     arch = compute_capability(platform) if len(ctx.module_context.platforms) == 1 else None
     fun = functools.partial(rule, platform, arch, partitioner_of(ctx), **params)
     results = mlir.lower_fun(fun, multiple_results=multiple_results)(ctx, *args)
@@ -390,13 +385,8 @@ def published(folder: str, value: str) -> dict[int, str] | None:
 
 
 def evaluated(eqn, *operands) -> list:
-    """The results of an equation for other operands.
-
-    Up to some version, functions inside come before the parameters.  Removed once `jax.extend.core` can evaluate an equation.
-    """
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = bound if isinstance(bound, tuple) else ([], bound)
-    results = eqn.primitive.bind(*functions, *operands, **params)
+    """The results of an equation for other operands.  Removed once `jax.extend.core` can evaluate an equation."""
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 

@@ -14,10 +14,10 @@ __all__ = ["Quantized", "pack_int4", "quantize", "unpack_int4"]
 
 def quantize(
     w: ArrayLike,
+    *,
     bits: int = 8,
     group: int | None = None,
     axis: int | None = -2,
-    *,
     symmetric: bool = True,
     dtype: DTypeLike | None = None,
 ) -> Quantized:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxext._compat import Partitioner
+from jaxext._messages import format_value
 from jaxext.core.static import Static
 from jaxext.core.window import Window
 
@@ -94,6 +95,18 @@ class Call:
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with exactly one axis per label.  This copies nothing, since the axes of a label are neighbours."""
         return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
+
+    def checked(self, implementation: str | None, results: Any) -> Any:
+        """The result or the results of an implementation.  TypeError if their shapes and dtypes are others: wrong types would go on."""
+        if self.empty:  # XLA aborts on a sum of complex zeros over devices, also outside, if it sees that they are constant
+            results = lax.optimization_barrier(results)
+        wanted = [(dtype, self.shape_of(slot)) for slot, dtype in self.results.items()]
+        got = list(results) if isinstance(results, tuple | list) else [results]
+        if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
+            gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else format_value(y) for y in got)
+            want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)
+            raise TypeError(f"{self.op}: implementation {implementation!r} gave {gave}, want {want}")
+        return tuple(got) if self.further else got[0]
 
 
 def precision_name(precision: Any) -> str:

@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 
-from jaxext._messages import format_value
 from jaxext._scope import user_context
 from jaxext.core.call import Call
 from jaxext.core.implementation import Implementation, Plan
@@ -44,18 +42,13 @@ class Choice:
 
     @property
     def compute(self) -> Callable[[Mapping[str, jax.Array]], Any]:
-        """`compute(operands)` gives the result, or several, which are to be `checked`.  Call it while `replacing_lax` is False."""
-        if self.parts is not None:
-            part = dataclasses.replace(self, parts=None)
-            call, call_of_part = self.parts
-            return lambda operands: run_parts(call, call_of_part, operands, lambda own: part.checked(part.compute(own)))
+        """`compute(operands)` gives the result, or several, for `Call.checked`.  Call it while `replacing_lax` is False."""
         assert self.plan is not None
-        return functools.partial(self.plan.run, self.config)
-
-    def checked(self, results: Any) -> Any:
-        """The result of `compute`, or a tuple of several."""
-        assert self.plan is not None
-        return results if self.parts is not None else checked(self.plan, results)
+        run = functools.partial(self.plan.run, self.config)
+        if self.parts is None:
+            return run
+        call, part = self.parts
+        return lambda operands: run_parts(call, part, operands, lambda own: part.checked(self.implementation, run(own)))
 
 
 def choose(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement] = ()) -> Choice:
@@ -180,17 +173,3 @@ def _usable(call: Call, implementations: Sequence[Implementation], named: str | 
         implementations = [each for each in implementations if each is not choice.plan.implementation]
         choice = choose(call, implementations, named, measured)
     return choice
-
-
-def checked(plan: Plan, results: Any) -> Any:
-    """The result or the results of a plan.  TypeError if their shapes and dtypes are not those of the call: wrong types would go on."""
-    call = plan.call
-    if call.empty:  # XLA aborts on a sum of complex zeros over devices, also outside, if it sees that they are constant
-        results = lax.optimization_barrier(results)
-    wanted = [(dtype, call.shape_of(slot)) for slot, dtype in call.results.items()]
-    got = list(results) if isinstance(results, tuple | list) else [results]
-    if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
-        gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else format_value(y) for y in got)
-        want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)
-        raise TypeError(f"{call.op}: implementation {plan.implementation.name!r} gave {gave}, want {want}")
-    return tuple(got) if call.further else got[0]

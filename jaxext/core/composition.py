@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxext import _compat
 from jaxext.core.call import Call
-from jaxext.core.choose import chosen
+from jaxext.core.choose import choose, chosen, replacing_lax
+from jaxext.core.form import Form
 from jaxext.core.implementation import Algorithm, Definition
 from jaxext.core.static import Static
+from jaxext.tables import active
 
 
 def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
@@ -19,8 +22,21 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
 
     Its products are computed by the implementation that is `named`, and their partial sums are added over devices by `summed`.
     """
-    static, narrow = _parameters(call, summed)
-    return _results(call, call.operation.composition(call.operation, _product(call, named, summed), operands, static, narrow=narrow))
+    all_axes = {axis for axes in call.axes.values() for axis in axes}
+
+    def product(form: Form, open: str, operands: Mapping[str, jax.Array], static: Static) -> jax.Array:
+        names = form.operands(open)
+        operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
+        inner = _inner_call(call, form, open, operands, static)
+        choice = chosen(inner, form.family.implementations, named)
+        y = inner.checked(choice.implementation, choice.compute(operands))
+        if summed is None:
+            return y
+        contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
+        return summed(y, all_axes - contracted)
+
+    results = _results(call, product, operands, narrow=call.platform != "cpu" and summed is None)
+    return tuple(results[name] for name in call.results) if call.further else results[call.open]
 
 
 class Composition(Definition):
@@ -31,38 +47,42 @@ class Composition(Definition):
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         return (Algorithm("composition"),)
 
+    def describe(self, call: Call, config: Algorithm) -> str:
+        """The algorithm with those of the products inside, such as "composition of dot_general"; another implementation has its name."""
+        parts: list[str] = []
+
+        def product(form: Form, open: str, operands: Mapping[str, jax.Array], static: Static) -> jax.Array:
+            inner = _inner_call(call, form, open, operands, static)
+            choice = choose(inner, form.family.implementations, self._named(call), active.measured(inner))
+            assert choice.plan is not None
+            by = "" if choice.implementation == self.name else f"{choice.implementation} "
+            parts.append(by + choice.plan.describe(choice.config))
+            return jnp.zeros(inner.shape, inner.dtype)
+
+        operands = {name: jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.dtypes.items()}
+        with replacing_lax(False):
+            jax.eval_shape(lambda operands: _results(call, product, operands, narrow=call.platform != "cpu"), operands)
+        return f"{config.algorithm} of {', '.join(dict.fromkeys(parts))}"
+
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]):
-        static, narrow = _parameters(call, None)
-        product = _product(call, self.name if static.implementation == self.name else None, None)
-        return _results(call, call.operation.composition(call.operation, product, operands, static, narrow=narrow))
+        return composed(call, operands, self._named(call))
+
+    def _named(self, call: Call) -> str | None:
+        """The implementation of the products inside: this one if it was named for the operation."""
+        assert call.parameters is not None
+        return self.name if call.parameters.implementation == self.name else None
 
 
-def _parameters(call: Call, summed: Callable | None) -> tuple[Static, bool]:
-    """Return the parameters of the composition, and whether its products are no wider than the result: XLA writes a product to memory
-    before what follows it, which takes the time on GPUs."""
+def _inner_call(call: Call, form: Form, open: str, operands: Mapping[str, jax.Array], static: Static) -> Call:
+    """The call of a product of the composition."""
+    avals = [operands[name] for name in form.operands(open)]
+    return form.call(open, avals, static=static, platform=call.platform, arch=call.arch, partitioner=call.partitioner)
+
+
+def _results(call: Call, product: Callable[..., jax.Array], operands: Mapping[str, jax.Array], *, narrow: bool) -> Mapping[str, jax.Array]:
+    """All results by name.  If `narrow`, products are no wider than the result: XLA writes a product to memory before what follows it,
+    which takes the time on GPUs."""
     assert call.parameters is not None
     dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
-    return call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None), call.platform != "cpu" and summed is None
-
-
-def _product(call: Call, named: str | None, summed: Callable | None) -> Callable[..., jax.Array]:
-    """The product of a form on this device, by the implementation that is `named`."""
-    all_axes = {axis for axes in call.axes.values() for axis in axes}
-    device = dict(platform=call.platform, arch=call.arch, partitioner=call.partitioner)
-
-    def product(form, open, operands, static: Static):
-        names = form.operands(open)
-        operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
-        inner = form.call(open, list(operands.values()), static=static, **device)
-        choice = chosen(inner, form.family.implementations, named)
-        y = choice.checked(choice.compute(operands))
-        if summed is None:
-            return y
-        contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
-        return summed(y, all_axes - contracted)
-
-    return product
-
-
-def _results(call: Call, results: Mapping[str, jax.Array]) -> Any:
-    return tuple(results[name] for name in call.results) if call.further else results[call.open]
+    static = call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None)
+    return call.operation.composition(call.operation, product, operands, static, narrow=narrow)

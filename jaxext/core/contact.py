@@ -45,10 +45,10 @@ def step(name: str, function: Callable[..., Any], *operands: jax.ShapeDtypeStruc
     real = [i for i, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     def both(*args):
-        def of_real(*some):
+        def called(*some):
             return function(*[some[real.index(i)] if i in real else x for i, x in enumerate(args)])
 
-        y, pullback = jax.vjp(of_real, *[args[i] for i in real])
+        y, pullback = jax.vjp(called, *[args[i] for i in real])
         return y, pullback(y)
 
     return Contact(name, both, operands, splits)

@@ -38,8 +38,8 @@ def refuse_coupled(declared, sizes: Mapping[str, Any], operands: Sequence[jax.Sh
         label, how = next(iter(found.items()))
         raise ValueError(
             f"{declared.name}: the reference couples the elements of {label} ({how}), so {label} can be neither mapped nor split: want"
-            f" `whole={' '.join([*declared.whole, *found])!r}` in its declaration, or `independent={label!r}` if the results do not depend"
-            " on that"
+            f" `unsharded={' '.join([*declared.unsharded, *found])!r}` in its declaration, or `independent={label!r}` if the results do not"
+            " depend on that"
         )
 
 
@@ -50,7 +50,7 @@ class Coupled:
     how: str
 
     @classmethod
-    def by(cls, eqn, what: str = "") -> Coupled:
+    def found(cls, eqn, what: str = "") -> Coupled:
         line = _compat.source_line([eqn])
         return cls(f"{eqn.primitive.name}{what}" + (f" at {line}" if line else ""))
 
@@ -90,10 +90,10 @@ def _through(eqn, places: list[Place]) -> Sequence[Place]:
         return [found] * len(eqn.outvars)
     if (called := inner(eqn)) is not None:
         return follow(called.jaxpr, places)
-    return [_of_results(eqn, places)] * len(eqn.outvars)
+    return [_result_place(eqn, places)] * len(eqn.outvars)
 
 
-def _of_results(eqn, places: list[Place]) -> Place:
+def _result_place(eqn, places: list[Place]) -> Place:
     if eqn.primitive.name == "iota":
         return Positions({eqn.params["dimension"]})
     if LOST in places:
@@ -102,12 +102,12 @@ def _of_results(eqn, places: list[Place]) -> Place:
     of_label = [None if isinstance(place, Positions) else place for place in places]
     if any(place is not None for place in of_label):
         by_position = eqn.primitive.name in _ELEMENTWISE and not counted.isdisjoint(of_label)
-        return Coupled.by(eqn, " with the numbers of positions") if by_position else _rule(eqn)(eqn, of_label)
+        return Coupled.found(eqn, " with the numbers of positions") if by_position else _rule(eqn)(eqn, of_label)
 
-    def of(axis):
+    def moved(axis):
         return _rule(eqn)(eqn, [axis if isinstance(place, Positions) and axis in place else None for place in places])
 
-    return Positions(place for place in map(of, counted) if isinstance(place, int)) or None
+    return Positions(place for place in map(moved, counted) if isinstance(place, int)) or None
 
 
 def inner(eqn) -> ClosedJaxpr | None:
@@ -130,27 +130,27 @@ def _rule(eqn) -> Callable[..., Place]:
     if name in _ELEMENTWISE:
         return _elementwise
     if name in _REDUCTIONS:
-        return lambda eqn, places: _without(eqn, places[0], eqn.params["axes"])
+        return lambda eqn, places: _reduced(eqn, places[0], eqn.params["axes"])
     if name in _CUMULATIVE:
-        return lambda eqn, places: _along(eqn, places[0], (eqn.params["axis"],))
+        return lambda eqn, places: _kept_axis(eqn, places[0], (eqn.params["axis"],))
     return _RULES.get(name, lambda eqn, places: LOST)
 
 
 def _elementwise(eqn, places):
     axes = {place for place in places if place is not None}
-    return axes.pop() if len(axes) == 1 else Coupled.by(eqn)
+    return axes.pop() if len(axes) == 1 else Coupled.found(eqn)
 
 
-def _without(eqn, axis, removed):
-    return Coupled.by(eqn) if axis in removed else axis - sum(other < axis for other in removed)
+def _reduced(eqn, axis, removed):
+    return Coupled.found(eqn) if axis in removed else axis - sum(other < axis for other in removed)
 
 
-def _along(eqn, axis, coupled):
-    return Coupled.by(eqn) if axis in coupled else axis
+def _kept_axis(eqn, axis, coupled):
+    return Coupled.found(eqn) if axis in coupled else axis
 
 
 def _sort(eqn, places):
-    return _along(eqn, _elementwise(eqn, places), (eqn.params["dimension"],)) if len({*places} - {None}) == 1 else Coupled.by(eqn)
+    return _kept_axis(eqn, _elementwise(eqn, places), (eqn.params["dimension"],)) if len({*places} - {None}) == 1 else Coupled.found(eqn)
 
 
 def _reshape(eqn, places):
@@ -186,14 +186,14 @@ def _dot_general(eqn, places):
         if axis is None:
             continue
         if axis in contracted[side]:
-            return Coupled.by(eqn)
+            return Coupled.found(eqn)
         if axis in batch[side]:
             found.add(tuple(batch[side]).index(axis))
             continue
         own = [i for i in range(eqn.invars[side].aval.ndim) if i not in (*contracted[side], *batch[side])]
         before = 0 if side == 0 else eqn.invars[0].aval.ndim - len(contracted[0]) - len(batch[0])
         found.add(len(batch[side]) + before + own.index(axis))
-    return found.pop() if len(found) == 1 else Coupled.by(eqn)
+    return found.pop() if len(found) == 1 else Coupled.found(eqn)
 
 
 _RULES: dict[str, Callable[..., Place]] = {
@@ -202,10 +202,10 @@ _RULES: dict[str, Callable[..., Place]] = {
     "dot_general": _dot_general,
     "pad": _pad,
     "reshape": _reshape,
-    "rev": lambda eqn, places: _along(eqn, places[0], eqn.params["dimensions"]),
+    "rev": lambda eqn, places: _kept_axis(eqn, places[0], eqn.params["dimensions"]),
     "slice": _kept,
     "sort": _sort,
     "split": _kept,
-    "squeeze": lambda eqn, places: _without(eqn, places[0], eqn.params["dimensions"]),
+    "squeeze": lambda eqn, places: _reduced(eqn, places[0], eqn.params["dimensions"]),
     "transpose": lambda eqn, places: eqn.params["permutation"].index(places[0]),
 }

@@ -76,7 +76,7 @@ def _sum(operation: Operation, static: Static, dtype) -> Static:
     return static.replace(ranks=form.pack(rank), dtypes=(dtype,), out_sharding=sharding, options=None)
 
 
-def _along(operation: Operation, name: str, x: jax.Array, result: str, ranks: Sequence[int]) -> jax.Array:
+def _expanded(operation: Operation, name: str, x: jax.Array, result: str, ranks: Sequence[int]) -> jax.Array:
     """An operand with an axis of size 1 for each axis of a result that it lacks."""
     axes = operation.axes(name, ranks)
     return lax.expand_dims(x, [i for i, axis in enumerate(operation.axes(result, ranks)) if axis not in axes])
@@ -86,7 +86,7 @@ def _bias(operation: Operation, groups: Groups | None, product, operands, z: jax
     """Return the term that is added to the product, with the dtype of z."""
     if groups is not None:
         return groups.spread(operation, product, operands, operands["bias"], z, PREACTIVATION, static)
-    return _along(operation, "bias", operands["bias"].astype(z.dtype), PREACTIVATION, static.ranks)
+    return _expanded(operation, "bias", operands["bias"].astype(z.dtype), PREACTIVATION, static.ranks)
 
 
 def _activated(operation: Operation, z: jax.Array, static: Static) -> jax.Array:
@@ -99,7 +99,7 @@ def _activated(operation: Operation, z: jax.Array, static: Static) -> jax.Array:
 
 
 def _scaled(operation: Operation, y: jax.Array, scale: jax.Array | None, ranks: Sequence[int]) -> jax.Array:
-    return y if scale is None else y * _along(operation, "scale", scale.astype(y.dtype), operation.open, ranks)
+    return y if scale is None else y * _expanded(operation, "scale", scale.astype(y.dtype), operation.open, ranks)
 
 
 def composition(groups: Groups | None, operation, product, operands, static: Static, *, narrow: bool = False) -> dict[str, jax.Array]:
@@ -194,7 +194,7 @@ def operation(
         family=family,
         saved=saved,
         window=form.window,
-        whole=(GATES,) if gated else (),
+        unsharded=(GATES,) if gated else (),
         product=(form, open),
     )
 
@@ -246,7 +246,7 @@ def bind(operation: Operation, operands: Mapping[str, jax.Array], activation: _a
     """Bind the operation, or the form of its product if there is nothing to fuse.  `static` has the dtype of the result alone."""
     assert operation.product is not None
     form, open = operation.product
-    if activation is None and operation.inputs.keys() == {*form.operands(open)} and not operation.whole:  # nothing to fuse
+    if activation is None and operation.inputs.keys() == {*form.operands(open)} and not operation.unsharded:  # nothing to fuse
         return form.bind(open, operands, static)
     static = static.replace(dtypes=static.dtypes * len(operation.results), options=Options(activation))
     return operation.bind(operands, static, wanted=(open,))[open]

@@ -149,14 +149,14 @@ class Labelled(abc.ABC):
                 assert sizes.setdefault(axis, n) == n, f"{self.name}: axis {axis} of {name} is {n}, elsewhere {sizes[axis]}"
         return sizes
 
-    def independent(self, operands: Sequence[str], results: Sequence[str], ranks: Sequence[int], whole: Sequence[str] = ()) -> dict:
-        """The axes that all results have and that are not `whole`: where each lies in the operands, and where in the results."""
+    def independent(self, operands: Sequence[str], results: Sequence[str], ranks: Sequence[int], unsharded: Sequence[str] = ()) -> dict:
+        """The axes that all results have and that are not `unsharded`: where each lies in the operands, and where in the results."""
         axes = {name: self.axes(name, ranks) for name in (*operands, *results)}
 
         def where(names, axis):
             return tuple(axes[name].index(axis) if axis in axes[name] else None for name in names)
 
-        kept = (axis for axis in axes[results[0]] if axis not in whole and all(axis in axes[name] for name in results))
+        kept = (axis for axis in axes[results[0]] if axis not in unsharded and all(axis in axes[name] for name in results))
         return {axis: (where(operands, axis), where(results, axis)) for axis in kept}
 
     def totals(self, sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
@@ -167,16 +167,16 @@ class Labelled(abc.ABC):
         """The size of each label, from those of its axes."""
         return self.totals(sizes, static.ranks) | ({} if static.window is None else static.window.sizes)
 
-    def sharding(self, open, avals, ranks, out_sharding: NamedSharding | None, whole: Sequence[str], gathered=()) -> NamedSharding:
-        """Sharding in types: each axis of a result is sharded as in the operands.  The axes `whole` must not be sharded.  `gathered` are
-        pairs of an operand and an axis, whose sharding does not matter."""
+    def sharding(self, open, avals, ranks, out_sharding: NamedSharding | None, unsharded: Sequence[str], gathered=()) -> NamedSharding:
+        """Sharding in types: each axis of a result is sharded as in the operands; `unsharded` axes must not be.  `gathered` are pairs of
+        an operand and an axis, whose sharding does not matter."""
         op = self.op(open)
         sharded: dict[str, list] = {}
         for name, aval in zip(self.operands(open), avals, strict=True):
             for axis, spec in zip(self.axes(name, ranks), aval.sharding.spec.partitions, strict=True):
-                if spec is not None and axis in whole:
+                if spec is not None and axis in unsharded:
                     what = "window axis" if axis in self.window else "axis"
-                    raise _compat.ShardingTypeError(f"{op}: {what} {axis} of {name} is sharded over {spec!r}, want it whole")
+                    raise _compat.ShardingTypeError(f"{op}: {what} {axis} of {name} is sharded over {spec!r}, want it unsharded")
                 if spec is not None and (name, axis) not in gathered:
                     sharded.setdefault(axis, []).append((name, spec))
         if out_sharding is not None:

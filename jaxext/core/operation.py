@@ -3,7 +3,7 @@
 Its meaning is its *composition*: forms and jnp.  An implementation may fuse it into one kernel.  Its labels are of three kinds.  It works
 on each element of an *independent* label by itself, so vmap and shardings may use it.  A *summed* label is missing in a result; if devices
 split it, parts of that result are added over them.  If that has to happen before the epilogue, the operation falls apart into the
-composition there.  A label in `whole` is neither mapped nor split.  The companions of the product inside are the operation's, too.
+composition there.  A label in `unsharded` is neither mapped nor split.  The companions of the product inside are the operation's, too.
 
 The derivative is a composition, too.  What it needs of the operation's inside, such as the input of an activation, is a further result of
 the same primitive.  Dead-code elimination drops it where no derivative is taken.
@@ -60,7 +60,7 @@ class Operation(Labelled):
     family: Family
     saved: Callable[[Any], Sequence[str]] = lambda options: ()
     window: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
+    unsharded: tuple[str, ...] = ()
     product: tuple | None = None
     unfuse: Callable[[Any, set[str]], Any] | None = None
     examples: Callable[[Call], dict[str, jax.Array]] | None = None
@@ -95,7 +95,7 @@ class Operation(Labelled):
 
     @property
     def unmapped(self) -> tuple[str, ...]:
-        return (*self.whole, *(self.form.unmapped if self.form else ()))
+        return (*self.unsharded, *(self.form.unmapped if self.form else ()))
 
     @property
     def uncut(self) -> Mapping[str, str]:
@@ -113,7 +113,7 @@ class Operation(Labelled):
 
     def unsplit_axes(self, ranks: Sequence[int]) -> tuple[str, ...]:
         rank = self.unpack(ranks)
-        return (*self.window, *(f"{label}{i}" for label in self.whole for i in range(rank[label])))
+        return (*self.window, *(f"{label}{i}" for label in self.unsharded for i in range(rank[label])))
 
     def unfused(self, options: Any, split: set[str], summed: Callable | None) -> Any:
         if self.unfuse is not None:

@@ -7,7 +7,7 @@ JAX splits programs:
     the program of one device (one device, fully manual shard_map, pmap)    nothing to do
     shardings in the types (explicit mesh)                                  a shard_map over the explicit axes
     jit over several devices, automatic axes                                custom_partitioning with the labels as its Shardy rule
-    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops, with window labels kept whole
+    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops, with window labels unsharded
 
 """
 
@@ -42,11 +42,11 @@ class Names:
 
     operands: tuple[tuple[str, ...], ...]
     results: tuple[tuple[str, ...], ...]
-    whole: tuple[str, ...]
+    unsharded: tuple[str, ...]
 
     @property
     def contracted(self) -> tuple[str, ...]:
-        kept = {axis for axes in (*self.results, self.whole) for axis in axes}
+        kept = {axis for axes in (*self.results, self.unsharded) for axis in axes}
         return tuple(dict.fromkeys(axis for axes in self.operands for axis in axes if axis not in kept))
 
     @property
@@ -56,7 +56,7 @@ class Names:
         return dict(
             sharding_rule=" -> ".join(", ".join(map(" ".join, arrays)) for arrays in (self.operands, self.results)),
             reduction_factors=tuple(axis for axis in order if axis in self.contracted),
-            need_replication_factors=tuple(axis for axis in order if axis in self.whole),
+            need_replication_factors=tuple(axis for axis in order if axis in self.unsharded),
         )
 
 
@@ -94,8 +94,8 @@ def place_on_one_mesh(args: Sequence[jax.Array]) -> list[jax.Array]:
         return list(args)
 
     def placed(x):  # the transpose of a reshard would have a mapped cotangent on no mesh
-        whole = NamedSharding(mesh, P(*(None,) * (x.ndim + 1)))
-        return lax.squeeze(lax.broadcast_in_dim(x, (1, *x.shape), range(1, x.ndim + 1), out_sharding=whole), [0])
+        replicated = NamedSharding(mesh, P(*(None,) * (x.ndim + 1)))
+        return lax.squeeze(lax.broadcast_in_dim(x, (1, *x.shape), range(1, x.ndim + 1), out_sharding=replicated), [0])
 
     return [placed(x) if jax.typeof(x).sharding.mesh.empty else x for x in args]
 
@@ -113,13 +113,21 @@ def broadcast_like(x: jax.Array, other: jax.Array) -> jax.Array:
 def broadcast_together(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
     """x, broadcast to the shape of another array of the same rank, and that one: both split like it, and like x along the other axes."""
     x, other = place_on_one_mesh((x, other))
-    sharding, own = (explicit(jax.typeof(each)) for each in (other, x))
-    if sharding is not None and own is not None:
-        axes = [str(at) for at in range(x.ndim)]
-        sizes = dict(zip(axes, other.shape, strict=True))
-        assigned = _assign(Names((), (), ()), sharding.mesh, sizes, [(axes, tuple(sharding.spec)), (axes, tuple(own.spec))])
-        other = _reshard(other, sharding.mesh, _place(axes, assigned))
+    axes = [str(at) for at in range(x.ndim)]
+    own = [axis if n == wide else f"{axis} of size 1" for axis, n, wide in zip(axes, x.shape, other.shape, strict=True)]
+    other, x = aligned((axes, own), (other, x))
     return broadcast_like(x, other), other
+
+
+def aligned(axes: Sequence[Sequence[str]], args: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays, in whose types each of these axes has one sharding: that of the first array that splits it."""
+    mesh = next((s.mesh for s in map(explicit, map(jax.typeof, args)) if s is not None), None)
+    if mesh is None:
+        return list(args)
+    specs = [(names, tuple(jax.typeof(x).sharding.spec)) for names, x in zip(axes, args, strict=True)]
+    assigned = _assign(Names((), (), ()), mesh, _sizes(axes, args), specs)
+    placed = [_place(names, assigned) for names in axes]
+    return [x if spec == tuple(place) else _reshard(x, mesh, place) for x, place, (_, spec) in zip(args, placed, specs, strict=True)]
 
 
 def alike(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
@@ -170,8 +178,8 @@ def _constrained(local, names, partitioner):
         return local
 
     def unsplit(arrays, axes, forwards=False):
-        whole = ([at for at, axis in enumerate(each) if axis in names.whole] for each in axes)
-        return [_compat.unsplit(x, each, forwards=forwards) for x, each in zip(arrays, whole, strict=True)]
+        unsharded = ([at for at, axis in enumerate(each) if axis in names.unsharded] for each in axes)
+        return [_compat.unsplit(x, each, forwards=forwards) for x, each in zip(arrays, unsharded, strict=True)]
 
     # XLA multiplies other matrices of a batch if the result asks to split the batch like the sum: a split of the batch and the sum is kept.
     shared = {*names.operands[0]}.intersection(*names.operands[1:2])
@@ -213,7 +221,7 @@ def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Seq
             wanted = () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
             taken = {m for other in assigned.values() for m in other}
             even = sizes[axis] % math.prod(mesh.shape[m] for m in wanted) == 0
-            if wanted and axis not in names.whole and axis not in assigned and not taken & set(wanted) and even:
+            if wanted and axis not in names.unsharded and axis not in assigned and not taken & set(wanted) and even:
                 assigned[axis] = wanted
     return assigned
 
@@ -303,13 +311,18 @@ def _split_by_types(local, names, platform, out_sharding, *args):
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     partitioner = Partitioner.XLA if any(n > 1 for n in automatic) else Partitioner.NOBODY
-    results = jax.shard_map(
-        functools.partial(_constrained(local, names, partitioner), partitioner, _summed(names, assigned, wide), _part(assigned, mesh)),
-        mesh=mesh,
-        in_specs=tuple(_place(axes, assigned) for axes in names.operands),
-        out_specs=tuple(_place(axes, assigned) for axes in names.results),
-        axis_names=manual,
-    )(*args)
+    specs = [_place(axes, assigned) for axes in names.results]
+    if all(0 in x.shape for x in args):  # XLA does not compile a shard_map whose operands are all empty
+        results = local(partitioner, None, _part({}, None), *(_reshard(x, mesh, P(*(None,) * x.ndim)) for x in args))
+        results = tuple(_reshard(y, mesh, spec) for y, spec in zip(results, specs, strict=True))
+    else:
+        results = jax.shard_map(
+            functools.partial(_constrained(local, names, partitioner), partitioner, _summed(names, assigned, wide), _part(assigned, mesh)),
+            mesh=mesh,
+            in_specs=tuple(_place(axes, assigned) for axes in names.operands),
+            out_specs=tuple(specs),
+            axis_names=manual,
+        )(*args)
     if out_sharding is None:
         return results
     wanted = [renamed(out_sharding, names.results[0], axes) for axes in names.results]

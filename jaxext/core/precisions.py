@@ -40,7 +40,7 @@ def xla_bits(call: Call) -> str:
         return ""
     level = _level(call.precision)
     if level is None:
-        return _of_preset(call)
+        return _preset_bits(call)
     if call.platform == "cuda" and (call.arch is None or call.arch >= 80) and level != lax.Precision.HIGHEST:
         return WORDS["tf32"].replace(":", " allowed:")
     return WORDS[_ON_TPUS[_LEVELS.index(level)]] if call.platform == "tpu" else ""
@@ -53,7 +53,7 @@ def _level(precision: Any) -> lax.Precision | None:
     return max(precision, key=_LEVELS.index) if isinstance(precision, tuple) else None
 
 
-def _of_preset(call: Call) -> str:
+def _preset_bits(call: Call) -> str:
     """Return the words for a preset, by its name; on CPUs XLA multiplies bfloat16's presets in float32."""
     found = _PRESET.fullmatch(call.precision.name)
     if found is None or call.platform == "cpu" and found[1] == "BF16":

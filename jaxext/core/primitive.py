@@ -44,6 +44,8 @@ def prepare(labelled: Labelled, *args: Any) -> list[Any]:
 
 
 def _shape_rule(labelled, open, *avals, static: Static, result=None, **_):
+    _compat.refuse_parts(labelled.op(open), "the sharding of an operand", *(aval.sharding for aval in avals))
+    _compat.refuse_parts(labelled.op(open), "out_sharding", static.out_sharding)
     sizes = labelled.sizes(open, [aval.shape for aval in avals], static.ranks, static.window)
     return tuple(sizes[axis] for axis in labelled.axes(result or open, static.ranks))
 
@@ -79,14 +81,14 @@ def _lower(labelled, open, platform, arch, partitioner, *args, static: Static, w
             return labelled.lower_unfused(call, operands, summed)
         choice = chosen(call, labelled.family.implementations, static.implementation)
         with replacing_lax(False):
-            ys = choice.checked(choice.compute(operands))
+            ys = call.checked(choice.implementation, choice.compute(operands))
         ys = ys if call.further else (ys,)
         return ys if summed is None else tuple(summed(y, labelled.axes(name, static.ranks)) for name, y in zip(results, ys, strict=True))
 
     axes = partition.Names(
         operands=tuple(labelled.axes_to_split(name, labelled.axes(name, static.ranks)) for name in names),
         results=tuple(labelled.axes(name, static.ranks) for name in results),
-        whole=(*labelled.unsplit_axes(static.ranks), *labelled.uncut.values()),
+        unsharded=(*labelled.unsplit_axes(static.ranks), *labelled.uncut.values()),
     )
     metadata = _metadata(partitioner, platform, primitive, dict(zip(names, args, strict=True)), params, labelled.family)
 

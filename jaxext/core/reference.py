@@ -24,7 +24,6 @@ from jaxext.core.composition import composed
 from jaxext.core.coupling import refuse_coupled
 from jaxext.core.family import Family, declare, families
 from jaxext.core.implementation import Algorithm, Definition
-from jaxext.core.keywords import Keywords
 from jaxext.core.operation import Operation, sharded_as
 from jaxext.core.static import Static
 
@@ -49,6 +48,28 @@ class Reference(Definition):
         return composed(call, operands, self.name)
 
 
+@dataclasses.dataclass(frozen=True)
+class Keywords:
+    """The static keywords of a call by name; of a tangent also the implementation that was named, which its transpose uses.
+
+    They are part of the key of a program.  Its reference can distinguish 1 from True and from 1.0, which are equal: `types` has theirs.
+    """
+
+    items: tuple[tuple[str, Any], ...]
+    named: str | None = None
+    types: tuple = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "types", tuple(_types(value) for _, value in self.items))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.items)
+
+
+def _types(value: Any) -> Any:
+    return (type(value), *map(_types, value)) if isinstance(value, tuple) else type(value)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Declaration:
     """The declaration that a user makes.
@@ -56,7 +77,7 @@ class Declaration:
     Attributes:
       reference: a function of the operands, each with one axis for each label, and static keywords.  It gives a tuple of all results.
       inputs, results: name -> labels.  Results include those that are `saved` for the derivative.
-      whole: the labels in whose elements the reference is not independent.
+      unsharded: the labels in whose elements the reference is not independent.
       believed: labels that are declared independent even where the reference seems to couple their elements.
       constant: the operands and results that are not differentiable.
       unread: the operands that the reference does not read.  Only a `backward` has any: the results, which are for its kernels.
@@ -69,7 +90,7 @@ class Declaration:
     inputs: Mapping[str, tuple[str, ...]]
     results: Mapping[str, tuple[str, ...]]
     saved: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
+    unsharded: tuple[str, ...] = ()
     believed: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
@@ -104,12 +125,12 @@ class Declaration:
             operands, cotangents = args[: len(self.inputs)], args[len(self.inputs) + len(self.kept) :]
             values = dict(zip(self.inputs, operands, strict=True))
 
-            def of(*moved):
+            def differentiated(*moved):
                 everything = values | dict(zip(differentiable, moved, strict=True))
                 results = dict(zip(self.results, self.reference(*everything.values(), **keywords), strict=True))
                 return tuple(results[name] for name in given)
 
-            primals, transposed = jax.vjp(of, *(values[name] for name in differentiable))
+            primals, transposed = jax.vjp(differentiated, *(values[name] for name in differentiable))
             return transposed(tuple(ct.astype(y.dtype) for ct, y in zip(cotangents, primals, strict=True)))
 
         return Declaration(
@@ -117,7 +138,7 @@ class Declaration:
             reference=reference,
             inputs={**self.inputs, **self.kept, **{f"d_{name}": self.results[name] for name in given}},
             results={f"d_{name}": self.inputs[name] for name in differentiable},
-            whole=self.whole,
+            unsharded=self.unsharded,
             believed=self.believed,
             constant=tuple(name for name in self.constant if name in self.inputs),
             unread=tuple(self.kept),
@@ -160,7 +181,7 @@ class Declaration:
             tangents=self._tangents if name == self.name else functools.partial(_tangents_of, function),
             family=family,
             saved=lambda options: tuple(self.kept) if name == self.name and self.has_backward else (),
-            whole=self.whole,
+            unsharded=self.unsharded,
             examples=self.examples,
             unmeasured="" if self.examples else UNMEASURED,
         )
@@ -170,19 +191,19 @@ class Declaration:
 
         Raises:
           TypeError: the reference gives another number of results, or other shapes, than declared.
-          ValueError: the reference couples the elements of a label that is not in `whole`.
+          ValueError: the reference couples the elements of a label that is not in `unsharded`.
         """
         operation = self.operation
         sizes = operation.sizes(operation.open, [x.shape for x in operands.values()], ranks, None)
         rank = operation.unpack(ranks)
         one = {label: sizes[f"{label}0"] if rank[label] else 1 for label in operation.free}
 
-        def of_one(labels):
+        def bare_shape(labels):
             return tuple(one[label] for label in labels)
 
-        bare = [jax.ShapeDtypeStruct(of_one(labels), operands[name].dtype) for name, labels in self.inputs.items()]
+        bare = [jax.ShapeDtypeStruct(bare_shape(labels), operands[name].dtype) for name, labels in self.inputs.items()]
         program, given = jax.make_jaxpr(functools.partial(self.reference, **dict(static.items)), return_shape=True)(*bare)
-        shapes, wanted = [getattr(y, "shape", None) for y in given], [of_one(labels) for labels in self.results.values()]
+        shapes, wanted = [getattr(y, "shape", None) for y in given], [bare_shape(labels) for labels in self.results.values()]
         if shapes != wanted:
             raise TypeError(f"{self.name}: the reference gives arrays of the shapes {shapes}, want {wanted} for {list(self.results)}")
         for name, y in zip(self.results, given, strict=True):
@@ -191,7 +212,7 @@ class Declaration:
                 raise TypeError(f"{self.name}: the reference gives {name} in {y.dtype}, {want}")
         if (key := (static, *((x.shape, x.dtype) for x in bare))) not in self._uncoupled:
             refuse_coupled(
-                self, {label: one[label] for label in operation.free if label not in (*self.whole, *self.believed)}, bare, static
+                self, {label: one[label] for label in operation.free if label not in (*self.unsharded, *self.believed)}, bare, static
             )
             self._uncoupled.add(key)
         return tuple(y.dtype for y in given), next((x for x in program.consts if isinstance(x, Tracer)), None)
@@ -220,8 +241,9 @@ class Declaration:
 
     def _results(self, operands, ranks, static) -> dict[str, jax.Array]:
         """All results of the reference, of operands with any number of axes for each independent label."""
-        rank = self.operation.unpack(ranks)
-        results = self._mapped(rank, dict(static.items))(*(operands[name] for name in self.inputs))
+        axes = [self.operation.axes(name, ranks) for name in self.inputs]
+        args = partition.aligned(axes, [operands[name] for name in self.inputs])
+        results = self._mapped(self.operation.unpack(ranks), dict(static.items))(*args)
         return dict(zip(self.results, results, strict=True))
 
     def _mapped(self, rank: Mapping[str, int], keywords: Mapping[str, Any]) -> Callable:
@@ -239,11 +261,11 @@ class Declaration:
             return mapped_and_summed
         single = self._mapped({**rank, label: 1}, keywords)
 
-        def without(*args):
+        def removed(*args):
             given = single(*(x if at is None else lax.expand_dims(x, [at]) for x, at in zip(args, inputs, strict=True)))
             return tuple(y if at is None else lax.squeeze(y, [at]) for y, at in zip(given, results, strict=True))
 
-        return without
+        return removed
 
     @staticmethod
     def _first(label: str, labels: Sequence[str], rank: Mapping[str, int]) -> int | None:
@@ -253,11 +275,11 @@ class Declaration:
     def _derivative(self, operands, dots, ranks, static) -> dict[str, jax.Array]:
         """The tangents of all inexact results, by the reference."""
 
-        def of(moved):
+        def differentiated(moved):
             results = self._results({**operands, **moved}, ranks, static)
             return {name: y for name, y in results.items() if name not in self.constant and jnp.issubdtype(y.dtype, jnp.inexact)}
 
-        return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]
+        return jax.jvp(differentiated, ({name: operands[name] for name in dots},), (dict(dots),))[1]
 
     def _tangents(self, operation, operands, results, dots, static: Static) -> dict[str, jax.Array]:
         for name in dots:
@@ -303,7 +325,7 @@ class Declaration:
 def _tangents_of(function, operation, operands, results, dots, static: Static):
     """The tangents of the results of `function`, by its own derivative."""
 
-    def of(moved):
+    def differentiated(moved):
         return function({**operands, **moved}, static.ranks, static.options)
 
-    return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]
+    return jax.jvp(differentiated, ({name: operands[name] for name in dots},), (dict(dots),))[1]

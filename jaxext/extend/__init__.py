@@ -83,7 +83,7 @@ def operation(
     operands: Mapping[str, str],
     results: Mapping[str, str],
     saved: Mapping[str, str] | None = None,
-    whole: str = "",
+    unsharded: str = "",
     independent: str = "",
     constant: str = "",
     replace: bool = False,
@@ -101,12 +101,12 @@ def operation(
       operands, results: name -> labels separated by spaces, in the order of the axes.  A label is a word that begins with a capital letter.
         The names are in the order of the reference's.
       saved: further results, for `backward`.  They are computed only where a derivative needs them.
-      whole: labels in whose elements the reference is not independent, such as the axis of a softmax.  They are neither mapped nor split
-        over devices.  Labels that a result lacks always count among them.  Along all other labels the operation on each part of the
+      unsharded: labels in whose elements the reference is not independent, such as the axis of a softmax.  They are neither mapped nor
+        split over devices.  Labels that a result lacks always count among them.  Along all other labels the operation on each part of the
         arrays must give that part of the results, since a device gets a part.  A call whose reference is seen to break this is an error;
         `jaxext.testing.check_op` compares numbers, also those of kernels.
-      independent: labels that are not whole although the reference seems to couple their elements, such as by a common maximum that it
-        subtracts and adds again.  `check_op` compares.
+      independent: labels that are not `unsharded` although the reference seems to couple their elements, such as by a common maximum that
+        it subtracts and adds again.  `check_op` compares.
       constant: operands and results that have no derivative, separated by spaces.
       replace: whether it takes the place of yours of the same name, if there is one, without its kernels.  See `register`.
 
@@ -131,7 +131,7 @@ def operation(
         advice = ", or `replace=True`, which compiles all programs anew" if former else ""
         declarations.refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"), _reserved(), advice)
     inputs, outputs, further, fixed, kept, believed = declarations.operation_labels(
-        name, operands, results, saved or {}, whole=whole, independent=independent, constant=constant
+        name, operands, results, saved or {}, unsharded=unsharded, independent=independent, constant=constant
     )
     declarations.refuse_reference(name, reference, list(inputs))
     declaration = Declaration(
@@ -140,7 +140,7 @@ def operation(
         inputs=inputs,
         results=outputs | further,
         saved=tuple(further),
-        whole=kept,
+        unsharded=kept,
         believed=believed,
         constant=fixed,
     )

@@ -150,7 +150,7 @@ class Declared:
         Raises:
           TypeError: an operand is not an array, does not match its labels or the others, or is neither floating-point nor constant; a
             keyword is not hashable; the reference gives other results than declared.
-          ValueError: a label or the implementation is unknown, or the reference couples the elements of a label that is not in `whole`.
+          ValueError: a label or the implementation is unknown, or the reference couples the elements of a label that is not in `unsharded`.
           NotImplementedError: the named implementation does not support this call.  Raised at lowering, or by vmap of what has no
             independent label, or by a call whose reference closes over a traced value.
         """
@@ -171,7 +171,7 @@ class Declared:
     def independent_axes(
         self, *, ranks: Mapping[str, int] | None = None, **keywords: Any
     ) -> dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]]:
-        """The axes along which it may be split over devices, in a call with these keywords: those of labels that are not `whole`.
+        """The axes along which it may be split over devices, in a call with these keywords: those of labels that are not `unsharded`.
 
         Axis -> its positions in the operands, and in the results; None where it is missing.  `jaxext.testing.check_op` reads it.
         """

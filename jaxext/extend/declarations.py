@@ -73,7 +73,7 @@ def operation_labels(
     name: str, operands: Mapping[str, str], results: Mapping[str, str], saved: Mapping[str, str], **words: str
 ) -> tuple[dict[str, Labels], dict[str, Labels], dict[str, Labels], Labels, Labels, Labels]:
     """The labels of operands, results and saved results, the names that are constant, the labels that are not independent, and those that
-    are even if they do not seem so.  `words` are whole, independent and constant."""
+    are even if they do not seem so.  `words` are unsharded, independent and constant."""
     given = dict(operands=operands, results=results, saved=saved)
     for what, arrays in given.items():
         if not isinstance(arrays, Mapping):
@@ -89,8 +89,8 @@ def operation_labels(
     if len(labels) != len(inputs) + len(outputs) + len(further):
         raise ValueError(f"operation: {name} has two arrays of one name, want different names")
     everywhere = dict.fromkeys(label for of in labels.values() for label in of)
-    whole, independent, constant = (tuple(words[what].split()) for what in ("whole", "independent", "constant"))
-    for what, given_labels in (("whole", whole), ("independent", independent)):
+    unsharded, independent, constant = (tuple(words[what].split()) for what in ("unsharded", "independent", "constant"))
+    for what, given_labels in (("unsharded", unsharded), ("independent", independent)):
         for label in given_labels:
             if label not in everywhere:
                 raise ValueError(f"operation: {what} has {format_value(label)}, {name} has the labels {list(everywhere)}")
@@ -101,13 +101,13 @@ def operation_labels(
     for label in everywhere:
         if not any(label in of for of in inputs.values()):
             raise ValueError(f"operation: label {label} of {name} stands in no operand, so its size is unknown, want it in one")
-    kept = tuple(label for label in everywhere if label in whole or not all(label in of for of in of_results))
+    kept = tuple(label for label in everywhere if label in unsharded or not all(label in of for of in of_results))
     if both := [label for label in independent if label in kept]:
-        raise ValueError(f"operation: independent has {both[0]!r}, want none that is in `whole` or that a result of {name} lacks")
+        raise ValueError(f"operation: independent has {both[0]!r}, want none that is in `unsharded` or that a result of {name} lacks")
     if len(kept) == len(everywhere):
         raise ValueError(
-            f"operation: {name} has no label that all results have and that is not in `whole`, want one, for vmap: it has rank 0 in calls"
-            " that need none (`ranks`)"
+            f"operation: {name} has no label that all results have and that is not in `unsharded`, want one, for vmap: it has rank 0 in"
+            " calls that need none (`ranks`)"
         )
     return inputs, outputs, further, constant, kept, independent
 
@@ -223,7 +223,7 @@ def operands_of(declared: Declaration, arrays: Sequence[Any], ranks: Sequence[in
     """The same of a declared operation: as many as it has, and of floating-point numbers where it has a derivative."""
     form, name = declared.operation, declared.name
     for label, n in zip(form.free, ranks, strict=True):
-        if label in form.whole and n != 1:
+        if label in form.unsharded and n != 1:
             raise ValueError(f"{name}: label {label} has the rank {n}, want 1, since the operation is not independent along it")
     if len(arrays) != len(declared.inputs):
         raise TypeError(f"{name}: got {len(arrays)} arrays, want {len(declared.inputs)}: {', '.join(declared.inputs)}")

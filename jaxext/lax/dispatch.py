@@ -92,10 +92,10 @@ def _bind(family, original, *operands, **params):
         return original(*operands, **params)
     if family.bind is not None:
         return family.bind(*operands, **params)
-    return like(original, family, None, operands, params, name=family.replaced.name)
+    return call_namesake(original, family, None, operands, params, name=family.replaced.name)
 
 
-def like(
+def call_namesake(
     namesake: Callable, family: Family, implementation: str | None, arrays: tuple, static: dict[str, Any], *, name: str | None = None
 ) -> jax.Array:
     """`namesake(*arrays, **static)` with the family's products, by the implementation that the call or the context names.
@@ -123,7 +123,7 @@ def compiled(
     *,
     name: str,
 ) -> jax.Array:
-    """`function(*key, *arrays, **static, implementation=)` as a jitted program, as in `like`."""
+    """`function(*key, *arrays, **static, implementation=)` as a jitted program, as in `call_namesake`."""
     by = _resolved(implementation, name, family)
     _refuse_dtype(name, static)
     keywords = CacheKey.of(static)

@@ -112,7 +112,7 @@ MISSING = (
     (r"implementation '(\w+)' does not support this call: (.{,200})", "implementation '{0}' was named, and refuses: {1}"),
     (r"(\w+): implementation '(\w+)' gave", "`run` of implementation '{1}' must give `call.shape` and `call.dtype`, where call.op is {0}"),
     (r"`(\w+)` of implementation '(\w+)' gave", "`{0}` of implementation '{1}' must give what the message wants"),
-    (r"couples the elements of (\w+)", "devices must not split {0}: name it in `whole` of extend.operation"),
+    (r"couples the elements of (\w+)", "devices must not split {0}: name it in `unsharded` of extend.operation"),
     (r"maximum recursion depth", "a rule calls itself: an eager rule is xla.apply_primitive, not jit of p.bind"),
 )  # fmt: skip
 

@@ -110,7 +110,7 @@ def _argument_axes(case: Case, cut: Cut) -> list:
 
 
 COUPLED = (
-    "the function, or a kernel of it, is not independent along this axis, so devices must not split it: name its label in `whole` of"
+    "the function, or a kernel of it, is not independent along this axis, so devices must not split it: name its label in `unsharded` of"
     " extend.operation, or leave its Split out"
 )
 OF_DERIVATIVE = "the kernel of the derivative is not independent along this axis, which devices split; or it leaves out a part of a sum"

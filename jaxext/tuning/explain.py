@@ -46,7 +46,7 @@ class Explained:
     expected: tuple[str, ...]  # costs of the implementation's algorithms, if it expects some, the first being that of its own choice
     times: int  # counts equal products, and the steps of a scan around them
     chosen: str | None  # the implementation
-    how: str  # its algorithm
+    how: str  # its algorithm with its parts, such as "phases of lax", or "composition of dot_general" of an operation that no kernel fuses
     why: str  # it was chosen: preferred, named, or measured in the row of this `problem` in the active table (see `tune`)
     table: str | None  # the table with the measurement
     refused: dict[str, str]  # every other implementation -> the reason why it was not chosen

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxext.core.call import Call
-from jaxext.core.choose import checked, replacing_lax
+from jaxext.core.choose import replacing_lax
 from jaxext.core.implementation import Implementation, Plan
 from jaxext.tuning import random_operands, timing
 
@@ -22,7 +22,7 @@ def alone(plan: Plan, config: Any) -> Callable:
 
     def function(*operands):
         with replacing_lax(False):
-            return checked(plan, plan.run(config, dict(zip(plan.call.dtypes, operands, strict=True))))
+            return plan.call.checked(plan.implementation.name, plan.run(config, dict(zip(plan.call.dtypes, operands, strict=True))))
 
     return function
 

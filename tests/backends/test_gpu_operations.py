@@ -148,7 +148,7 @@ def values_of(q, shape):
 def test_weight_only(bits, group, rows, dtype):
     """The CUDA kernels for few rows, and Hopper's for more, mapped too, on columns that fill no block."""
     shape = 2, K, N // 32 * 32
-    q = jaxext.quantization.quantize(random(shape, np.float32, 5), bits, group, 1)
+    q = jaxext.quantization.quantize(random(shape, np.float32, 5), bits=bits, group=group, axis=1)
     x = jnp.asarray(random((2, rows, K), np.float32, 6), dtype)
     want = exactly(x) @ values_of(q, shape)
     cuda = functools.partial(jaxext.quantized_matmul, implementation="cuda")
@@ -164,7 +164,7 @@ def test_weight_only(bits, group, rows, dtype):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantized_matmul(implementation, bits, group, rows):
     """Values, and the gradient in x."""
-    q = jaxext.quantization.quantize(random((K, N), np.float32, 5), bits, group)
+    q = jaxext.quantization.quantize(random((K, N), np.float32, 5), bits=bits, group=group)
     product = lambda q, x: jaxext.quantized_matmul(x, q, implementation=implementation)
     check_gradients(product, lambda x: x @ values_of(q, (K, N)), draw((rows, K), (rows, N)), within(2 * UNIT), given=(q,))
 

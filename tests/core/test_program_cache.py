@@ -160,8 +160,8 @@ def test_numbers_that_print_alike_are_told_apart():
     with jax.enable_x64(True):
         x = jax.device_put(np.random.default_rng(0).normal(size=(8, 16)), jax.NamedSharding(mesh, P("a")))
         coefficients = (3.0, -4.775, 2.0315), (3.0, -4.775003, 2.0315)
-        one, other = jax.jit(lambda x: [jaxext.newton_schulz(x, 1, each) for each in coefficients])(x)
-        alone = [jax.jit(lambda x, each=each: jaxext.newton_schulz(x, 1, each))(np.asarray(x)) for each in coefficients]
+        one, other = jax.jit(lambda x: [jaxext.newton_schulz(x, steps=1, coefficients=each) for each in coefficients])(x)
+        alone = [jax.jit(lambda x, each=each: jaxext.newton_schulz(x, steps=1, coefficients=each))(np.asarray(x)) for each in coefficients]
     np.testing.assert_allclose(one, alone[0], rtol=1e-12)
     np.testing.assert_allclose(other, alone[1], rtol=1e-12)
     assert np.abs(np.asarray(alone[0]) - alone[1]).max() > 1e-8

@@ -423,3 +423,18 @@ def test_operands_on_no_mesh():
     with jax.set_mesh(EXPLICIT):
         got = fun(bias)
     close(got, fun(bias), 1e-6)
+
+
+@pytest.mark.parametrize("mesh", [EXPLICIT, MIXED], ids=["explicit", "mixed"])
+def test_products_of_empty_arrays_alone(mesh):
+    """XLA does not compile a shard_map whose operands are all empty."""
+    x, w, scale = np.ones((3, 4), np.float32), np.ones((4, 0), np.float32), np.ones((3, 1), np.float32)
+    with jax.set_mesh(mesh):
+        left, right = reshard(x[:, :0], P()), reshard(x[:0], P(None, "data"))
+        y = jax.jit(jaxext.matmul)(left, right)
+        np.testing.assert_array_equal(y, np.zeros((3, 4)))
+        gradients = jax.grad(lambda *args: jnp.sum(jnp.sin(jaxext.scaled_dot(args[0], args[1], lhs_scale=args[2]))), (0, 1, 2))
+        got = jax.jit(gradients)(reshard(x, P(None, "data")), w, scale)
+    assert mesh is MIXED or of(y) == of(got[0]) == P(None, "data")  # on a mixed mesh XLA decides how zeros are split, lax's too
+    for one, other in zip(got, (x, w, scale), strict=True):
+        np.testing.assert_array_equal(one if one.size else np.zeros(one.shape), np.zeros_like(other))

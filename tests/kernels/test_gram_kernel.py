@@ -134,7 +134,7 @@ def test_only_half_of_the_addend_is_read():
 def test_newton_schulz():
     """This kernel and that of matrix products compute it alone, also for no rows."""
     x = random((2, 20, 33), np.float32, 0)
-    ours, plain = (jaxext.newton_schulz(x, 2, implementation=name, precision="highest") for name in ("triton", "xla"))
+    ours, plain = (jaxext.newton_schulz(x, steps=2, implementation=name, precision="highest") for name in ("triton", "xla"))
     np.testing.assert_allclose(ours, plain, atol=1e-4)
     assert jaxext.newton_schulz(x[:, :0], implementation="triton").shape == (2, 0, 33)
     rows = jaxext.explain(lambda x: jaxext.newton_schulz(x, implementation="triton"))(x).rows

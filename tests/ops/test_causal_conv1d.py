@@ -237,6 +237,22 @@ def test_a_mesh_axis_that_splits_the_sequences_of_x_and_the_channels_of_states()
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_second_derivatives_where_only_the_channels_of_a_state_are_split(steps):
+    """The reference is differentiated on arrays with one sharding of each axis."""
+    x, w, _, state = some(jnp.float32, taps=3, steps=steps, channels=2, batch=())
+    f = lambda x, w, state: jnp.sin(jaxext.causal_conv1d(x, w, initial_states=state, activation="gelu_tanh")).sum()
+    gradient = jax.grad(f, (0, 1, 2))
+    second = jax.jit(lambda *args: jax.vjp(gradient, *args)[1](args))
+    want = second(x, w, state)
+    with jax.set_mesh(jax.make_mesh((2,), ("c",), axis_types=(AxisType.Explicit,))):
+        got = second(x, w, jax.reshard(state, P(None, "c")))
+    for one, other, of in zip(got, want, (P(None, None), P(None, None), P(None, "c")), strict=True):
+        assert jax.typeof(one).sharding.spec == of
+        if steps or other.size:
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_fewer_sequences_than_devices_that_split_the_states():
     x, buffer, w = random((3, 8), np.float32), random((16, 2, 8), np.float32, 1), random((3, 8), np.float32, 2)
     update = functools.partial(jaxext.causal_conv1d_update, x, w=w, conv_state_indices=np.array([4, -1, 0], np.int32))

@@ -112,7 +112,7 @@ def norm_backward(call, flat):
 
 
 def declared_norm(forward=False, backward=False) -> Any:
-    norm = extend.operation(f"toy_norm_{next(NAMES)}", rms_norm, operands=dict(x="N D", g="D"), results=dict(y="N D"), whole="D")
+    norm = extend.operation(f"toy_norm_{next(NAMES)}", rms_norm, operands=dict(x="N D", g="D"), results=dict(y="N D"), unsharded="D")
     return norm, registered(norm, norm_kernel if forward else None, norm_backward if backward else None)
 
 
@@ -271,7 +271,7 @@ def test_split_rows(case, kind):
             assert jax.tree.leaves(got)[0].sharding.spec[0] == "d"
     half = jax.make_mesh((2, 4), ("d", "v"), axis_types=(kind, kind))
     if kind is AxisType.Explicit:
-        with jax.set_mesh(half), pytest.raises(Exception, match=r"axis D0 of x is sharded over 'v', want it whole"):
+        with jax.set_mesh(half), pytest.raises(Exception, match=r"axis D0 of x is sharded over 'v', want it unsharded"):
             norm(jax.device_put(X, NamedSharding(half, P("d", "v"))), G)
     else:
         got = jax.jit(norm)(jax.device_put(X, NamedSharding(half, P("d", "v"))), G)
@@ -505,7 +505,8 @@ operation: Any = extend.operation  # of which what is no str is asked too
 
 @functools.cache
 def TOY() -> Any:
-    return operation(f"toy_{next(NAMES)}", lambda x, g, **_: x * g[None], operands=dict(x="N D", g="D"), results=dict(y="N D"), whole="D")
+    labels: dict[str, Any] = dict(operands=dict(x="N D", g="D"), results=dict(y="N D"), unsharded="D")
+    return operation(f"toy_{next(NAMES)}", lambda x, g, **_: x * g[None], **labels)
 
 
 @pytest.mark.parametrize(
@@ -524,18 +525,19 @@ def TOY() -> Any:
         (lambda: operation("bad", abs, **EASY, saved=dict(y="N")), ValueError, "operation: bad has two arrays of one name"),
         (lambda: operation("bad", abs, operands={}, results=dict(y="N")), ValueError, "operation: bad has no operands, want at least one"),
         (lambda: operation("bad", abs, operands=dict(x="N"), results={}), ValueError, "operation: bad has no results, want at least one"),
-        (lambda: operation("bad", abs, **EASY, whole="Q"), ValueError, r"operation: whole has 'Q', bad has the labels \['N', 'D'\]"),
+        (lambda: operation("bad", abs, **EASY, unsharded="Q"), ValueError,
+            r"operation: unsharded has 'Q', bad has the labels \['N', 'D'\]"),
         (lambda: operation("bad", abs, **EASY, constant="z"), ValueError,
             r"operation: constant has 'z', bad has the operands and results \['x', 'y'\]"),
-        (lambda: operation("bad", abs, **EASY, whole="N D"), ValueError,
-            "operation: bad has no label that all results have and that is not in `whole`, want one, for vmap"),
+        (lambda: operation("bad", abs, **EASY, unsharded="N D"), ValueError,
+            "operation: bad has no label that all results have and that is not in `unsharded`, want one, for vmap"),
         (lambda: operation("bad", abs, operands=dict(x="N D"), results=dict(y="N", z="D")), ValueError,
             "operation: bad has no label that all"),
         (lambda: operation("bad", abs, operands=["x"], results=dict(y="N")), TypeError,
             r"operation: operands of bad is \['x'\], want a dict of names and labels"),
         (lambda: operation("bad", abs, operands=dict(x="N"), results="N"), TypeError, "operation: results of bad is 'N', want a dict"),
         (lambda: operation("bad", abs, **EASY, saved="N"), TypeError, "operation: saved of bad is 'N', want a dict"),
-        (lambda: operation("bad", abs, **EASY, whole=["D"]), TypeError, r"operation: whole of bad is \['D'\], want a str"),
+        (lambda: operation("bad", abs, **EASY, unsharded=["D"]), TypeError, r"operation: unsharded of bad is \['D'\], want a str"),
         (lambda: operation("bad", abs, **EASY, constant=None), TypeError, "operation: constant of bad is None, want a str"),
         (lambda: operation(3, abs, **EASY), TypeError, "operation: the name is 3, want a str"),
         (lambda: operation("two words", abs, **EASY), ValueError, "operation: the name is 'two words', want an identifier"),

@@ -1,6 +1,6 @@
 """Splits of a declared operation over devices: a label that couples is refused or found, on one device as on eight.
 
-Without `whole`, a cumulative sum over rows and an rms norm over channels are right on one device, and wrong where the axis is split.
+Without `unsharded`, a cumulative sum over rows and an rms norm over channels are right on one device, and wrong where the axis is split.
 """
 
 import functools
@@ -52,28 +52,29 @@ def check(fn, reference, args, *names, **options):
 
 @DEVICES
 @pytest.mark.parametrize("name", COUPLED)
-def test_a_forgotten_whole_is_an_error(name, devices):
+def test_a_forgotten_unsharded_label_is_an_error(name, devices):
     """The first call raises it under every transformation.  Declared, the operation is right where the axis is split."""
     mesh = jax.make_mesh((len(devices),), ("d",), devices=devices, axis_types=(AxisType.Auto,))
     forgotten, reference, args, label = declared(name)
     spec = {2: P("d") if label == "N" else P(None, "d"), 1: P("d")}
     split = [jax.device_put(x, NamedSharding(mesh, spec[x.ndim])) for x in args]
-    message = rf"{forgotten.__name__}: the reference couples the elements of {label} \(.*\), so {label} can be neither .* `whole='{label}'`"
+    coupled = rf"{forgotten.__name__}: the reference couples the elements of {label} \(.*\)"
+    message = rf"{coupled}, so {label} can be neither .* `unsharded='{label}'`"
     for f in (forgotten, jax.jit(forgotten), jax.grad(lambda *args: forgotten(*args).sum())):
         with pytest.raises(ValueError, match=message):
             f(*split)
     with pytest.raises(ValueError, match=message):
         jax.vmap(forgotten)(*(x[None] for x in args))
-    right, *_ = declared(name, whole=label)
+    right, *_ = declared(name, unsharded=label)
     np.testing.assert_allclose(jax.jit(right)(*split), reference(*args), atol=1e-5)
 
 
 @DEVICES
 @pytest.mark.parametrize("name", COUPLED)
-def test_check_op_finds_a_forgotten_whole(name, devices):
+def test_check_op_finds_a_forgotten_unsharded_label(name, devices):
     forgotten, reference, args, label = declared(name)
     report = check(forgotten, reference, args, devices=devices)
-    assert not report.passed and "name it in `whole`" in report["eager"].rule and f"elements of {label}" in report["eager"].detail
+    assert not report.passed and "name it in `unsharded`" in report["eager"].rule and f"elements of {label}" in report["eager"].detail
 
 
 @DEVICES
@@ -83,8 +84,8 @@ def test_check_op_does_not_believe_what_is_declared(name, devices):
     believed, reference, args, label = declared(name, independent=COUPLED[name][-1])
     report = check(believed, reference, args, "halves", "vjp", "vjp of halves", "splits, automatic mesh", devices=devices)
     assert {row.check for row in report.failures} == {"halves"} | ({"splits, automatic mesh"} if len(devices) > 1 else set())
-    assert f"along {label}0" in report["halves"].detail and "name its label in `whole`" in report["halves"].rule
-    right, *_ = declared(name, whole=label)
+    assert f"along {label}0" in report["halves"].detail and "name its label in `unsharded`" in report["halves"].rule
+    right, *_ = declared(name, unsharded=label)
     report = check(right, reference, args, "halves", "vjp", "vjp of halves", "splits, automatic mesh", devices=devices)
     report.raise_if_failed()
     assert report["vjp of halves"].outcome == "passed"
@@ -189,7 +190,7 @@ def test_a_bilinear_operation_is_linear_by_its_declaration():
 
 
 def test_the_axes_that_an_operation_names():
-    norm, *_ = declared("rms_norm", whole="C")
+    norm, *_ = declared("rms_norm", unsharded="C")
     assert norm.independent_axes() == {"N0": ((0, None), (0,))}
     assert norm.independent_axes(ranks=dict(N=2), implementation="xla") == {"N0": ((0, None), (0,)), "N1": ((1, None), (1,))}
     assert norm.backward.independent_axes() == {}  # d_g is a sum over rows
@@ -213,13 +214,13 @@ def test_the_axes_that_an_operation_names():
     ("declare", "message"),
     [
         (lambda: operation("bad", abs, operands=dict(x="N"), results=dict(y="N"), independent="Q"), "independent has 'Q', bad has"),
-        (lambda: operation("bad", abs, operands=dict(x="N D"), results=dict(y="N D"), whole="D", independent="D"),
-            "independent has 'D', want none that is in `whole` or that a result of bad lacks"),
+        (lambda: operation("bad", abs, operands=dict(x="N D"), results=dict(y="N D"), unsharded="D", independent="D"),
+            "independent has 'D', want none that is in `unsharded` or that a result of bad lacks"),
         (lambda: operation("bad", abs, operands=dict(x="N D"), results=dict(y="N"), independent="D"), "independent has 'D', want none"),
         (lambda: operation("bad", abs, operands=dict(x="N"), results=dict(y="N M")),
             "label M of bad stands in no operand, so its size is unknown, want it in one"),
-        (lambda: operation("bad", abs, operands=dict(x="N"), results=dict(y="N"), whole="N"),
-            "no label that all results have and that is not in `whole`, want one, for vmap: it has rank 0 in calls that need none"),
+        (lambda: operation("bad", abs, operands=dict(x="N"), results=dict(y="N"), unsharded="N"),
+            "no label that all results have and that is not in `unsharded`, want one, for vmap: it has rank 0 in calls that need none"),
         (lambda: operation("bad", lambda x, w: x - w, operands=dict(w="N", x="N"), results=dict(y="N")),
             r"operands of bad are in the order \['w', 'x'\], want \['x', 'w'\] as the reference takes them"),
         (lambda: operation("bad", lambda x, *, ranks=2: x, operands=dict(x="N"), results=dict(y="N")),

@@ -51,6 +51,15 @@ def test_values_and_gradients(dtype, given):
         near(got, want)
 
 
+def test_float64_is_rounded_once():
+    """2 / float32(0.01) is above 200, the middle of two numbers of 8 bits, by less than float32 has, in which it would become 192."""
+    scale = np.float32(0.01)
+    with jax.enable_x64(True):
+        y = jaxext.fp8_matmul(jnp.ones((1, 1)), jnp.full((1, 1), 2.0), w_scale=jnp.asarray(scale))
+    assert 200 < 2 / np.float64(scale) < 200.00001 and y.dtype == np.float64
+    np.testing.assert_allclose(y, 208 * np.float64(scale), rtol=1e-12)
+
+
 @pytest.mark.parametrize(("of_arrays", "of_result"), [(ml_dtypes.bfloat16, np.float32), (np.float32, ml_dtypes.bfloat16)])
 def test_a_result_of_another_dtype(of_arrays, of_result):
     """The cotangent has it too; gradients have the dtypes of their arrays."""
@@ -109,18 +118,20 @@ def test_vmap_rounds_each_example_by_itself(given):
         near(dw[i], of_w)
 
 
-@pytest.mark.parametrize("mapped", ["xw", "x", "w", "scale"])
+@pytest.mark.parametrize("mapped", ["x w", "x", "w", "gradient_scale", "x_scale", "w_scale"])
 def test_gradients_through_two_vmaps(mapped):
     """The outer one maps x.  The gradient of what is not mapped is a sum over examples, whose cotangents have scales of their own."""
     x, w, ct = arrays()
+    mapped = mapped.split()
+    name = next((each for each in mapped if each.endswith("scale")), "")
     xs, ws, cts = jnp.stack([x, 3 * x, x * x]), jnp.stack([w, w / 2, 5 * w]), jnp.stack([ct, 7 * ct, ct * ct])
     xs, ws = xs if "x" in mapped else xs[:1], ws if "w" in mapped else ws[:1]
     xs, cts = jnp.stack([xs, xs[::-1] / 2]), jnp.stack([cts, cts[::-1]])
-    scales = [1e-5, 1e-4, 1e-3] if mapped == "scale" else None
+    scales = None if not name else [1e-5, 1e-4, 1e-3] if name == "gradient_scale" else [0.004, 0.01, 0.02]
     over = (0 if "x" in mapped else None, 0 if "w" in mapped else None, 0, None if scales is None else 0)
 
     def loss(xs, ws):
-        one = lambda x, w, ct, scale: (jaxext.fp8_matmul(x, w, **({} if scale is None else dict(gradient_scale=scale))) * ct).sum()
+        one = lambda x, w, ct, scale: (jaxext.fp8_matmul(x, w, **({} if scale is None else {name: scale})) * ct).sum()
         xs, ws = xs if "x" in mapped else xs[:, 0], ws if "w" in mapped else ws[0]
         return jax.vmap(jax.vmap(one, over), (0, None, 0, None))(xs, ws, cts, scales and jnp.array(scales)).sum()
 
@@ -128,7 +139,7 @@ def test_gradients_through_two_vmaps(mapped):
     want_x, want_w = np.zeros(xs.shape), np.zeros(ws.shape)
     for i, j in np.ndindex(2, 3):
         at_x, at_w = j % xs.shape[1], j % ws.shape[0]
-        given = {} if scales is None else dict(gradient_scale=scales[j])
+        given = {} if scales is None else {name: scales[j]}
         _, of_x, of_w = gradients(xs[i, at_x], ws[at_w], cts[i, j], **given)
         want_x[i, at_x] += of_x
         want_w[at_w] += of_w

@@ -49,10 +49,10 @@ def test_singular_values_and_vectors():
 
 def test_coefficients_of_each_step():
     x = random((6, 9), np.float64, 0)
-    np.testing.assert_allclose(jaxext.newton_schulz(x, 3, OTHERS), plain(x, 3, OTHERS), atol=1e-12)
-    np.testing.assert_allclose(jaxext.newton_schulz(x, 2), plain(x, 2), atol=1e-12)
-    np.testing.assert_allclose(jaxext.newton_schulz(x, 0, eps=0.5), plain(x, 0, eps=0.5), atol=1e-12)
-    np.testing.assert_array_equal(jaxext.newton_schulz(x, 0, ()), jaxext.newton_schulz(x, 0))
+    np.testing.assert_allclose(jaxext.newton_schulz(x, steps=3, coefficients=OTHERS), plain(x, 3, OTHERS), atol=1e-12)
+    np.testing.assert_allclose(jaxext.newton_schulz(x, steps=2), plain(x, 2), atol=1e-12)
+    np.testing.assert_allclose(jaxext.newton_schulz(x, steps=0, eps=0.5), plain(x, 0, eps=0.5), atol=1e-12)
+    np.testing.assert_array_equal(jaxext.newton_schulz(x, steps=0, coefficients=()), jaxext.newton_schulz(x, steps=0))
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=lambda dtype: np.dtype(dtype).name)
@@ -75,12 +75,12 @@ def test_as_optax(shape, coefficients):
     with jax.numpy_dtype_promotion("standard"):
         state = (theirs := optax.contrib.scale_by_muon(coefficients, steps, nesterov=False)).init(x)
         want, _ = theirs.update(x, state)
-    np.testing.assert_allclose(jaxext.newton_schulz(x, steps, coefficients), want, atol=2e-5)
+    np.testing.assert_allclose(jaxext.newton_schulz(x, steps=steps, coefficients=coefficients), want, atol=2e-5)
 
 
 def test_derivatives():
     x = jnp.asarray(random((2, 3), np.float64, 0))
-    both = (lambda x: jaxext.newton_schulz(x, 2)), lambda x: plain(x, 2, xp=jnp)
+    both = (lambda x: jaxext.newton_schulz(x, steps=2)), lambda x: plain(x, 2, xp=jnp)
     for derivative in (jax.grad, jax.hessian):
         got, want = (jax.jit(derivative(lambda x, f=f: jnp.sin(f(x)).sum()))(x) for f in both)
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9 * np.abs(want).max())
@@ -92,7 +92,7 @@ def test_zeros_stay_zeros():
     """Their gradient is finite."""
     zeros = jnp.zeros((3, 4))
     np.testing.assert_array_equal(jaxext.newton_schulz(zeros), zeros)
-    assert np.isfinite(jax.grad(lambda x: jaxext.newton_schulz(x, 0, eps=1.0).sum())(zeros)).all()
+    assert np.isfinite(jax.grad(lambda x: jaxext.newton_schulz(x, steps=0, eps=1.0).sum())(zeros)).all()
 
 
 def test_vmap_over_any_axis():
@@ -130,7 +130,7 @@ def test_on_devices(spec, kind):
 def test_tune(tmp_path):
     """The second product gets a symmetric matrix to add, which random numbers are not."""
     x = jax.ShapeDtypeStruct((8, 16), jnp.float32)
-    rows = jaxext.tune(lambda x: jaxext.newton_schulz(x, 1), backward=False, table=tmp_path / "table.json")(x).rows
+    rows = jaxext.tune(lambda x: jaxext.newton_schulz(x, steps=1), backward=False, table=tmp_path / "table.json")(x).rows
     skipped = {row.problem.partition("->")[0].count("float32"): row.skipped for row in rows if row.problem.startswith("gram ")}
     assert skipped == {2: None, 3: None}
     assert all(row.skipped or any(candidate.measurement for candidate in row.candidates) for row in rows)  # a slow one may be left out
@@ -149,11 +149,15 @@ WRONG = {
     "no array": (TypeError, "newton_schulz: x is", lambda: jaxext.newton_schulz(NO_ARRAY)),
     "integers": (TypeError, "newton_schulz: x is int32, want floating-point", lambda: jaxext.newton_schulz(X.astype(np.int32))),
     "complex numbers": (TypeError, "newton_schulz: x is complex64", lambda: jaxext.newton_schulz(X.astype(np.complex64))),
-    "steps below 0": (ValueError, "newton_schulz: steps is -1, want 0 or more", lambda: jaxext.newton_schulz(X, -1)),
-    "a word of steps": (TypeError, "newton_schulz: steps is '5', want an int", lambda: jaxext.newton_schulz(X, WORD)),
-    "four coefficients": (TypeError, r"coefficients is \(1, 2, 3, 4\), want three numbers", lambda: jaxext.newton_schulz(X, 5, FOUR)),
-    "a word of coefficients": (TypeError, "coefficients is '5'", lambda: jaxext.newton_schulz(X, 5, WORD)),
-    "few triples": (ValueError, "coefficients has 3 triples, want", lambda: jaxext.newton_schulz(X, 5, OTHERS)),
+    "steps below 0": (ValueError, "newton_schulz: steps is -1, want 0 or more", lambda: jaxext.newton_schulz(X, steps=-1)),
+    "a word of steps": (TypeError, "newton_schulz: steps is '5', want an int", lambda: jaxext.newton_schulz(X, steps=WORD)),
+    "four coefficients": (
+        TypeError,
+        r"coefficients is \(1, 2, 3, 4\), want three numbers",
+        lambda: jaxext.newton_schulz(X, coefficients=FOUR),
+    ),
+    "a word of coefficients": (TypeError, "coefficients is '5'", lambda: jaxext.newton_schulz(X, coefficients=WORD)),
+    "few triples": (ValueError, "coefficients has 3 triples, want", lambda: jaxext.newton_schulz(X, coefficients=OTHERS)),
     "eps": (TypeError, "eps is '5', want a number", lambda: jaxext.newton_schulz(X, eps=WORD)),
     "implementation": (ValueError, "newton_schulz: implementation is 'cudnn'", lambda: jaxext.newton_schulz(X, implementation="cudnn")),
 }

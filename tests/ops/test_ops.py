@@ -258,9 +258,9 @@ def test_one_program_for_equal_calls():
 
     static = dict(dimension_numbers=NN, precision=None)
     for _ in range(2):
-        jax.make_jaxpr(lambda a, b: dispatch.like(traces, matmul.FAMILY, None, (a, b), static))(a, b)
-        jax.make_jaxpr(jax.grad(lambda a, b: dispatch.like(traces, matmul.FAMILY, None, (a, b), dict(static)).sum()))(a, b)
-        dispatch.like(traces, matmul.FAMILY, None, (a, b), static)
+        jax.make_jaxpr(lambda a, b: dispatch.call_namesake(traces, matmul.FAMILY, None, (a, b), static))(a, b)
+        jax.make_jaxpr(jax.grad(lambda a, b: dispatch.call_namesake(traces, matmul.FAMILY, None, (a, b), dict(static)).sum()))(a, b)
+        dispatch.call_namesake(traces, matmul.FAMILY, None, (a, b), static)
     assert len(traced) == 1
 
 

@@ -244,7 +244,7 @@ def test_by_parts(layout, most, monkeypatch):
 
 
 def weights(bits, group, symmetric, shape=(32, 6)):
-    return jaxext.quantization.quantize(random(shape, np.float32, 5), bits, group, symmetric=symmetric)
+    return jaxext.quantization.quantize(random(shape, np.float32, 5), bits=bits, group=group, symmetric=symmetric)
 
 
 def value(q) -> np.ndarray:
@@ -257,7 +257,7 @@ def value(q) -> np.ndarray:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantize(bits, group, symmetric):
     w = random((32, 6), np.float32, 5)
-    q = jaxext.quantization.quantize(w, bits, group, symmetric=symmetric)
+    q = jaxext.quantization.quantize(w, bits=bits, group=group, symmetric=symmetric)
     assert q.qvalue.dtype == {4: jnp.int4, 8: jnp.int8}[bits] and q.scale.shape == (32 // (group or 32), 6)
     step = wide(np.ones(w.shape), q.scale)
     assert (np.abs(value(q) - w) <= step * (0.5 if symmetric else 1) * (1 + 1e-5)).all()
@@ -279,10 +279,10 @@ def test_quantize_along_an_axis(axis):
 def test_stacked_weights_have_scales_of_their_own(group):
     """The scales are those of each weight alone; a second expert that is a thousand times as small keeps its values."""
     w = random((2, 3, 8, 6), np.float32, 5) * np.array([1, 1e-3, 1], np.float32)[:, None, None]
-    q = jaxext.quantization.quantize(w, 8, group)
+    q = jaxext.quantization.quantize(w, group=group)
     assert q.scale.shape == (2, 3, 8 // (group or 8), 6)
     for i in np.ndindex(2, 3):
-        for got, want in zip(jax.tree.leaves(q), jax.tree.leaves(jaxext.quantization.quantize(w[i], 8, group, axis=0)), strict=True):
+        for got, want in zip(jax.tree.leaves(q), jax.tree.leaves(jaxext.quantization.quantize(w[i], group=group, axis=0)), strict=True):
             np.testing.assert_array_equal(got[i], want)
         np.testing.assert_allclose(value(q)[i], w[i], atol=np.abs(w[i]).max() / 250)
     x = random((2, 3, 5, 8), np.float32, 0)
@@ -304,7 +304,7 @@ def test_a_vector_names_its_axis(axis):
 def test_the_derivative_of_quantize_is_that_of_its_scales(dtype):
     """The largest number of each block alone has one, also of 8-bit floats; by a straight-through gradient all have the wide weight's."""
     w, x, top = jnp.asarray(random((8, 3), np.float32, 5)), random((4, 8), np.float32, 0), {np.int8: 127}.get(dtype, 448)
-    quantized = lambda w: jaxext.quantization.quantize(w, 8, 4, dtype=dtype)
+    quantized = lambda w: jaxext.quantization.quantize(w, group=4, dtype=dtype)
     of_w = jax.grad(lambda w: jaxext.quantized_matmul(x, quantized(w)).sum())(w).reshape(2, 4, 3)
     blocks = np.asarray(w).reshape(2, 4, 3)
     largest = np.abs(blocks) == np.abs(blocks).max(1, keepdims=True)
@@ -548,7 +548,7 @@ WRONG = {
     "bytes to dequantize": (TypeError, r"dequantize: .* want unpack_int4\(qvalue\)", lambda: q(INT, np.ones((1, 8))).dequantize()),
     "zeros of another shape": (TypeError, "w.zero_point has", lambda: jaxext.quantized_matmul(X, q(INT, S, np.ones(4, np.int8)))),
     "zeros out of range": (ValueError, "from 200 to 200", lambda: jaxext.quantized_matmul(X, q(INT, S, np.full((1, 4), 200)))),
-    "bits": (ValueError, "bits is 3", lambda: jaxext.quantization.quantize(W, 3)),
+    "bits": (ValueError, "bits is 3", lambda: jaxext.quantization.quantize(W, bits=3)),
     "dtype": (TypeError, "dtype is int16", lambda: jaxext.quantization.quantize(W, dtype=jnp.int16)),
     "complex64": (
         TypeError,

@@ -14,6 +14,7 @@ from jaxext import extend
 from jaxext.core.implementation import Algorithm
 from jaxext.ops.conv import form as conv
 from jaxext.ops.conv import xla
+from jaxext.ops.matmul import form as matmul
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
@@ -173,12 +174,32 @@ def test_summary(monkeypatch):
     assert "in all" not in str(jaxext.explain(jaxext.matmul)(*arrays[2:], *arrays[2:]))
 
 
+def test_the_product_inside_an_operation(monkeypatch):
+    """It has an implementation and an algorithm of its own, as the parts of a convolution have."""
+    monkeypatch.setitem(vars(matmul.FAMILY), "implementations", [OnlyCuda(), *matmul.FAMILY.implementations])
+
+    def how(platform, call, *shapes):
+        (row,) = jaxext.explain(call, platform=platform)(*(struct(*shape) for shape in shapes)).rows
+        return row.chosen, row.how
+
+    linear = functools.partial(jaxext.linear, activation="gelu")
+    dilated = functools.partial(CONV_BIAS_ACT, padding=((2, 1), (2, 1)), lhs_dilation=(2, 2))
+    operands = (16, 8), (8, 4), (4,)
+    assert how("cpu", linear, *operands) == ("xla", "composition of dot_general")
+    assert how("cuda", linear, *operands) == ("xla", "composition of only_cuda matmul_nn kernel")
+    assert how("cuda", functools.partial(linear, implementation="xla"), *operands) == ("xla", "composition of dot_general")
+    assert how("cpu", dilated, (8, 16, 16, 32), (3, 3, 32, 64)) == ("xla", "composition of phases of lax")
+    with jaxext.in_place_of_lax():
+        assert how("cpu", linear, *operands) == ("xla", "composition of dot_general")
+
+
 def details(explanation):
     """Return the lines below those of the products."""
     return [line.strip() for line in str(explanation).partition("\n\n")[0].splitlines()[3::2]]
 
 
 CONV = jaxext.conv_general_dilated
+CONV_BIAS_ACT = functools.partial(jaxext.conv_bias_act, window_strides=(2, 2), activation="relu", dimension_numbers=NHWC)
 
 
 @pytest.mark.parametrize(("arguments", "told"), [

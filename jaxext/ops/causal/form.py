@@ -129,7 +129,7 @@ def _declaration(names: tuple[str, ...]) -> Declaration:
         reference=functools.partial(_composed, names),
         inputs=inputs,
         results={"y": LABELS["x"]},
-        whole=("J", "T", "S") if any("S" in of for of in inputs.values()) else ("J", "T"),
+        unsharded=("J", "T", "S") if any("S" in of for of in inputs.values()) else ("J", "T"),
         constant=tuple(name for name in NUMBERS if name in names),
         dropped=("y",),
         examples=_examples,

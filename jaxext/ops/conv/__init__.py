@@ -1,7 +1,7 @@
 """Convolutions: drop-in replacements for functions of lax and jnp, with one extra keyword, `implementation`.
 
-Each operation traces its namesake and replaces every lax product in it with jaxext's (`dispatch.like`).  Shapes, dtypes, weak types and
-errors are therefore those of the namesake.
+Each operation traces its namesake and replaces every lax product in it with jaxext's (`dispatch.call_namesake`).  Shapes, dtypes, weak
+types and errors are therefore those of the namesake.
 
 Every operation supports all of JAX: jit, vmap over any operand and axis, forward and reverse derivatives of any order, remat, scan,
 shard_map, pmap, automatic and explicit sharding, and export.  float16 and bfloat16 are accumulated in float32 and rounded once.
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxext.lax.dispatch import like
+from jaxext.lax.dispatch import call_namesake
 from jaxext.ops.conv.form import FAMILY
 
 __all__ = ["conv", "conv_general_dilated", "conv_transpose", "convolve"]
@@ -75,7 +75,7 @@ def conv_general_dilated(
     groups = dict(feature_group_count=feature_group_count, batch_group_count=batch_group_count)
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     static |= dict(window, dimension_numbers=dimension_numbers, **groups)
-    return like(lax.conv_general_dilated, FAMILY, implementation, (lhs, rhs), static)
+    return call_namesake(lax.conv_general_dilated, FAMILY, implementation, (lhs, rhs), static)
 
 
 def conv(
@@ -108,7 +108,7 @@ def conv(
       (2, 16, 30, 30)
     """
     static = dict(window_strides=window_strides, padding=padding, precision=precision, preferred_element_type=preferred_element_type)
-    return like(lax.conv, FAMILY, implementation, (lhs, rhs), static)
+    return call_namesake(lax.conv, FAMILY, implementation, (lhs, rhs), static)
 
 
 def conv_transpose(
@@ -153,7 +153,7 @@ def conv_transpose(
     window = dict(strides=strides, padding=padding, rhs_dilation=rhs_dilation, dimension_numbers=dimension_numbers)
     gradient = dict(transpose_kernel=transpose_kernel, use_consistent_padding=use_consistent_padding)
     static = dict(window, **gradient, precision=precision, preferred_element_type=preferred_element_type)
-    return like(lax.conv_transpose, FAMILY, implementation, (lhs, rhs), static)
+    return call_namesake(lax.conv_transpose, FAMILY, implementation, (lhs, rhs), static)
 
 
 def convolve(
@@ -185,4 +185,4 @@ def convolve(
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(mode=mode, precision=precision, preferred_element_type=preferred_element_type)
-    return like(jnp.convolve, FAMILY, implementation, (a, v), static)
+    return call_namesake(jnp.convolve, FAMILY, implementation, (a, v), static)

@@ -189,7 +189,7 @@ def _product(operation: Operation, name, activation, *arrays, **keywords) -> jax
     operands = dict(zip(operation.inputs, arrays, strict=True))
     added = {argument: argument for argument in list(operands)[2:]}
     ndim = operands["a"].ndim
-    ranks = dict(B=0, M=ndim - 1, K=1, N=1 if operation.whole else operands["b"].ndim - 1, T=1)
+    ranks = dict(B=0, M=ndim - 1, K=1, N=1 if operation.unsharded else operands["b"].ndim - 1, T=1)
     dims = ((ndim - 1,), (0,)), ((), ())
     operands, static = form.parameters(operation, name, activation, operands, "ab", dims, ranks, added, **keywords)
     return epilogue.bind(operation, operands, activation, static)

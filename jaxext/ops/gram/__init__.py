@@ -55,9 +55,9 @@ def gram(
 
 def newton_schulz(
     x: ArrayLike,
+    *,
     steps: int = 5,
     coefficients: Sequence[float] | Sequence[Sequence[float]] = iteration.MUON,
-    *,
     eps: float = 1e-8,
     precision=None,
     implementation: str | None = None,

@@ -1,7 +1,7 @@
 """Matrix products: drop-in replacements for `jax.numpy.matmul` and `jax.lax.dot_general`, with one extra keyword, `implementation`.
 
-Each traces its namesake and replaces every lax product in it with jaxext's (`dispatch.like`).  Shapes, dtypes, weak types and errors are
-therefore those of the namesake.
+Each traces its namesake and replaces every lax product in it with jaxext's (`dispatch.call_namesake`).  Shapes, dtypes, weak types and
+errors are therefore those of the namesake.
 
 Both support all of JAX: jit, vmap over any operand and axis, forward and reverse derivatives of any order, remat, scan, shard_map, pmap,
 automatic and explicit sharding, and export.  float16 and bfloat16 are accumulated in float32 and rounded once.
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxext.lax.dispatch import like
+from jaxext.lax.dispatch import call_namesake
 from jaxext.ops.matmul.form import FAMILY
 
 __all__ = ["dot_general", "matmul"]
@@ -52,7 +52,7 @@ def matmul(
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
-    return like(jnp.matmul, FAMILY, implementation, (a, b), static)
+    return call_namesake(jnp.matmul, FAMILY, implementation, (a, b), static)
 
 
 def dot_general(
@@ -91,4 +91,4 @@ def dot_general(
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
-    return like(lax.dot_general, FAMILY, implementation, (lhs, rhs), dict(dimension_numbers=dimension_numbers, **static))
+    return call_namesake(lax.dot_general, FAMILY, implementation, (lhs, rhs), dict(dimension_numbers=dimension_numbers, **static))

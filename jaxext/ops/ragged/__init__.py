@@ -242,7 +242,7 @@ def _ragged(operation: Operation, name, activation, x, w, sizes, *added, **keywo
     begin, end = form.ranges(sizes, x.shape[0], w.shape[0])
     operands = dict(zip(operation.inputs, (x, w, *added, begin, end), strict=True))
     public = {slot: argument for slot, argument in (("bias", "bias"), ("scale", "row_scale")) if slot in operands}
-    ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1 if operation.whole else w.ndim - 2, T=1)
+    ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1 if operation.unsharded else w.ndim - 2, T=1)
     dims = ((1,), (1,)), ((), ())
     operands, static = parameters(operation, name, activation, operands, "xw", dims, ranks, public, **keywords)
     return epilogue.bind(operation, operands, activation, static)

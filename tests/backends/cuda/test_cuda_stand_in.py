@@ -124,7 +124,7 @@ def ragged(x, w, sizes):
 
 
 def muon(x):
-    return jaxext.newton_schulz(x, 1)
+    return jaxext.newton_schulz(x, steps=1)
 
 
 floats = functools.partial(struct, dtype=jnp.float32)
