@@ -425,7 +425,9 @@ def test_remat():
         shapes = [form.axes(slot, ranks) for slot in form.factors(open)]
         dimension_numbers = form.family.lax_params(open, ranks)["ragged_dot_dimension_numbers"]
         lhs, rhs = (dict(x=x, w=w.update(shape=(2, G, K, N)), y=ct)[slot] for slot in ({"y": "xw", "x": "yw", "w": "xy"}[open]))
-        got = jax.eval_shape(functools.partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=dimension_numbers), lhs, rhs, SHORT).shape
+        got = jax.eval_shape(
+            functools.partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=dimension_numbers), lhs, rhs, SHORT
+        ).shape
         assert got == {"y": (2, M, N), "x": (2, M, K), "w": (G, 2, K, N)}[open], shapes
 
 
