@@ -25,7 +25,6 @@ class Lookup:
     mode: lax.GatherScatterMode
     rows: int
     dtype: Any
-    gram: bool = True
 
     @property
     def temporary(self) -> int:
