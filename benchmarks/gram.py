@@ -9,11 +9,13 @@ have columns, and sizes are those of larger models.  `--cpu-time` counts the tim
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,12 @@ import jax.numpy as jnp
 import jaxext
 from jaxext.tuning import timing
 
+from .case import COMPOSITIONS, NUMBERS
+from .kinds import NT, Own, _by, _halved
 from .race import race, tell
+
+if TYPE_CHECKING:
+    from jaxext.kernels import gram
 
 Shape = tuple[int, ...]
 
@@ -43,8 +50,8 @@ MATRICES = {"cpu": ((768, 3072), (1024, 4096)), "gpu": ((2048, 8192), (4096, 409
 TARGET = {"cpu": 1.5, "gpu": 1.7}
 
 
-def by_jnp(x):
-    return jnp.matmul(x, x.mT)
+def by_jnp(x, *, precision=None):
+    return jnp.matmul(x, x.mT, precision=precision)
 
 
 def newton_schulz_by_jnp(x):
@@ -57,6 +64,55 @@ def newton_schulz_by_jnp(x):
     return x
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gram(Own):
+    """The product of a matrix (M, K) with its own transpose, and with `addend` a polynomial of two terms of it."""
+
+    M: int
+    K: int
+    addend: bool = False
+
+    kernel: ClassVar = "gram"
+    products: ClassVar = (NT,)
+    stages: ClassVar = ("matrices",)
+
+    @property
+    def size(self) -> str:
+        return _by((self.M, self.K))
+
+    def problem(self, role: str, numbers: str, arch: int) -> gram.Problem:
+        from jaxext.kernels import gram  # needs Triton, as the compiler does; the command line lists the kernels without it
+
+        dtypes, precision = NUMBERS[numbers]
+        added: dict[str, Any] = dict(addend=dtypes[2], of_addend=-4.775, scale=2.0315) if self.addend else {}
+        sizes = dict(B=1, M=self.M, K=self.M, N=self.K)
+        return gram.Problem(name="gram", role=role, **sizes, dtypes=dtypes, precision=precision, arch=arch, **added)
+
+    def flops(self, role: str) -> float:
+        return 2.0 * self.M * self.M * self.K  # of the whole product: half of them need not be done
+
+    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
+        return ((self.M, self.K),)
+
+    def _function(self, role: str) -> tuple[str, Any, Any]:
+        return "gram", {}, lambda op: op
+
+    def halved(self, stage: str) -> Self:
+        M, K = _halved((self.M, self.K), (16, 16))
+        return dataclasses.replace(self, M=M, K=K)
+
+
+BOTH: Any = dict(numbers=("bf16", "tf32"))
+SUITE = ((Gram(name="gram", M=4096, K=4096), "own gram"),)  # a weight matrix of Muon's iteration
+COMPILED = (
+    Gram(name="gram 4096x4096", M=4096, K=4096, tags=frozenset({"sweep"}), **BOTH),
+    Gram(name="gram 4096x4096 with an addend", M=4096, K=4096, addend=True, tags=frozenset({"sweep"}), **BOTH),
+    Gram(name="gram 1024x4096", M=1024, K=4096, **BOTH),
+    Gram(name="gram 4096x4096 in parts", M=4096, K=4096, numbers=("tf32x3", "bf16x6", "ieee")),
+    Gram(name="gram of odd sizes", M=4095, K=511, **BOTH),
+)
+SPLITS = (("gram", "gram(x, out_sharding=out_sharding)", (8, 8, 16)),)  # of x over devices (sharding_subjects.py)
+COMPOSITIONS["gram"] = by_jnp
 OPERATIONS = {"gram": (jaxext.gram, by_jnp), "newton_schulz": (jaxext.newton_schulz, newton_schulz_by_jnp)}
 
 

@@ -414,3 +414,17 @@ def _halved(sizes: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
     may = [i for i, half in enumerate(halves) if least[i] <= half < sizes[i]]
     largest = max(may, key=lambda i: sizes[i], default=None)
     return tuple(halves[i] if i == largest else size for i, size in enumerate(sizes))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(Problem):
+    """The base class of operations of jaxext's own, beside which lax's users' way to write them is measured (`COMPOSITIONS` of case.py).
+
+    Each role is one program.  No kernel of the compile sweeps is chosen by these.
+    """
+
+    roles: tuple[str, ...] = ("forward",)
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        return ()
