@@ -33,10 +33,10 @@ def dtypes_of(problem, launch) -> list[str]:
 
 
 def aligned(problem, launch) -> bool:
-    """Whether every run of consecutive elements that a kernel reads starts and ends at a multiple of 16 bytes.
+    """Return whether every run of consecutive elements that a kernel reads starts and ends at a multiple of 16 bytes.
 
-    The taps of a depthwise filter are not counted, since they are few, nor are an epilogue's operands, which are read once.  Of kernels
-    without roles nothing is known.
+    The taps of a depthwise filter are not counted, since they are few, nor are an epilogue's operands, which are read once.  The result is
+    False for kernels without roles.
     """
     if not hasattr(problem, "role"):
         return False

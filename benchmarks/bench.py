@@ -169,7 +169,7 @@ def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
 
 
 def _libraries(options: argparse.Namespace) -> list[str]:
-    """Those that the options ask for, after the modules that may register some are imported."""
+    """Return the libraries that the options ask for, after the modules that may register some are imported."""
     known = report.libraries()
     for option, names, of in (("--implementation", options.implementation, known[1:]), ("--without", options.without, known)):
         if unknown := [name for name in names if name not in of]:
@@ -353,7 +353,7 @@ def _picture(text: str) -> pathlib.Path:
 
 
 def _draw(path: pathlib.Path, whole: report.Report, console: Console) -> bool:
-    """Whether both pictures could be drawn; a report may have nothing to draw."""
+    """Draw both pictures and return whether that succeeded; a report may have nothing to draw."""
     done = []
     for draw, to in ((pictures.ratios, path), (pictures.roofline, path.with_stem(f"{path.stem}_roofline"))):
         try:

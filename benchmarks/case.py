@@ -102,7 +102,7 @@ class Case:
 
     @property
     def dtype(self) -> str:
-        """Of the first array."""
+        """Return the dtype of the first array."""
         return self.dtypes[0]
 
     def build(self, library: str) -> Callable:
@@ -137,7 +137,7 @@ def _definition(form: Form, first: jax.Array, second: jax.Array, **how) -> jax.A
 
 
 def _linear(x, w, bias, *, activation: str, residual, precision=None) -> jax.Array:
-    """As jnp's users write it."""
+    """Compute `linear` as users of jnp write it."""
     z = jnp.matmul(x, w, precision=precision)
     return _ACTIVATIONS[activation](z + jnp.broadcast_to(bias, z.shape)) + residual
 
@@ -238,7 +238,7 @@ class Problem:
         return how(numbers)
 
     def _writable(self, role: str, numbers: str) -> bool:
-        """Whether lax supports it: a gradient has mixed dtypes if the product's result has another dtype than its operands."""
+        """Return whether lax supports the product: a gradient has mixed dtypes if the result has another dtype than the operands."""
         first, second, result = NUMBERS[numbers][0]
         return first == second == result or first == second and role == "fprop"
 

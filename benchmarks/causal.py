@@ -70,7 +70,7 @@ def our_step(x, state, w, b):
 
 
 def step(x, state, w, b):
-    """As one writes it."""
+    """Compute a decoding step as users of jnp write it."""
     read = jnp.concatenate([state, x[:, None]], 1)
     z = (read * jnp.broadcast_to(w, read.shape)).sum(1)
     return jax.nn.silu(z + jnp.broadcast_to(b, z.shape)), read[:, 1:]

@@ -39,7 +39,7 @@ STATE = ("name", "driver_version", "pstate", "clocks.sm", "clocks.mem", "clocks.
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """How rows are measured: the libraries, the clock, the number of samples, the machine's peak rates, and whether (`brief`) only times
+    """A way to measure rows: the libraries, the clock, the number of samples, the machine's peak rates, and whether (`brief`) only times
     with a cold L2 cache are taken on a GPU."""
 
     libraries: Sequence[str]
@@ -50,7 +50,7 @@ class Bench:
 
     @property
     def clocks(self) -> dict[str, Callable[[Any], Sampler]]:
-        """By field of a `Result`."""
+        """Return the sampler of each timed field of a `Result`."""
         if isinstance(self.clock, Cupti) and not self.brief:
             return {"ms": self.clock.sampler, "warm_ms": functools.partial(self.clock.sampler, cold=False), "wall_ms": Chain().sampler}
         return {"ms": self.clock.sampler}

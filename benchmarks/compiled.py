@@ -217,7 +217,7 @@ def assembled(ptx: str) -> dict:
 
 
 def loads_narrowly(row: dict) -> bool:
-    """Whether operands that could be read 16 bytes at a time are not.
+    """Return whether some operands that could be read 16 bytes at a time are not.
 
     A tile must have 16 bytes for every thread.  Only tiles of half precision are copied to shared memory unchanged.  Others are transposed
     on the way, in pieces of 4 or 8 bytes, if the tensor cores need the depth contiguous.  For these, and for kernels with an epilogue,
@@ -233,12 +233,12 @@ def loads_narrowly(row: dict) -> bool:
 
 
 def reaches_too_wide(row: dict) -> bool:
-    """Whether an access is wider than the alignment of odd rows allows: a fault on a GPU that the interpreter cannot find."""
+    """Return whether an access is wider than the alignment of odd rows allows, a fault on a GPU that the interpreter cannot find."""
     return any(int(width) > most for kind, most in zip(("loads", "stores"), row["widest"], strict=True) for width in row[kind])
 
 
 def misses_tensor_cores(row: dict) -> bool:
-    """Whether a tile product does not use the tensor core instruction that Triton has for it.  Exact float32 products have none.
+    """Return whether a tile product does not use the tensor core instruction that Triton has for it.  Exact float32 products have none.
 
     Hopper's wgmma takes 64 rows per warp group, so a tile needs 64 rows and a multiple of four warps; Blackwell's tcgen05 also needs 16
     columns.  Other tiles use mma, as on Ampere.  Products that are not of half precision may use either, but must use one.

@@ -1,4 +1,4 @@
-"""What no CUDA kernel may do, read from its row: registers spilled, tensor cores left idle, narrow loads and stores."""
+"""Laws for CUDA kernels, read from their rows: no spilled registers, no idle tensor cores, no narrow loads and stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def access(row: dict) -> str:
 
 
 def sums(row: dict) -> bool:
-    """Whether its results, or some, are sums, which go element by element."""
+    """Return whether some results of the kernel are sums, which are stored element by element."""
     return "wgrad" in row["kernel"] or row["kernel"] == "causal_backward"
 
 

@@ -96,7 +96,7 @@ def ratio(row: Measured, ours: str, other: str) -> float | None:
 
 
 def standing(row: Measured, ours: str, other: str) -> str | None:
-    """Whether `ours` is "faster" than `other`, "slower", or "within the noise" (arguments as of `ratio`); None if one has no time."""
+    """Return "faster", "slower", or "within the noise" for `ours` against `other` (arguments as of `ratio`); None if one has no time."""
     pair = _pair(row, ours, other)
     return compared(pair[1], pair[0]) if pair else None
 
@@ -112,7 +112,7 @@ def _pair(row: Measured, ours: str, other: str) -> tuple[Quartiles, Quartiles] |
 
 
 def compared(before: Quartiles, after: Quartiles) -> str:
-    """Whether `after` is "faster" than `before`, "slower", or "within the noise"."""
+    """Return whether `after` is "faster" than `before`, "slower", or "within the noise"."""
     apart = after[2] < before[0] or before[2] < after[0]
     far = abs(after[1] - before[1])
     spreads = math.hypot(before[2] - before[0], after[2] - after[0])
@@ -151,7 +151,7 @@ def faults(row: Measured) -> list[str]:
 
 
 def wrong(row: Measured, library: str) -> bool:
-    """Whether the error of a result is over the limit, or NaN."""
+    """Return whether the error of a result is over the limit, or NaN."""
     result = row.timed.get(library)
     return result is not None and isinstance(result.error, float) and not result.error <= row.law
 

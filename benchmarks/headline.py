@@ -67,7 +67,7 @@ def cases(is_trial: bool) -> list[Case]:
 
 
 def steps(chosen: Sequence[Case]) -> list[tuple[int, str]]:
-    """Which case (by its place) is computed next, and by which library: all by ours, then by lax, for which cheap rows come first."""
+    """Return pairs of a case's index and a library in order of computation: all cases by ours, then by lax, which gets cheap rows first."""
     ours, theirs = PASSES
     cheap = sorted(range(len(chosen)), key=lambda at: (at >= len(HEADLINE), _dear(chosen[at])))
     return [(at, library) for at in range(len(chosen)) for library in ours] + [(at, library) for at in cheap for library in theirs]

@@ -1,4 +1,4 @@
-"""What `use_invariant` costs: products with it against the same without, interleaved, with errors against float64.
+"""Cost of `use_invariant`: products with it against the same without, interleaved, with errors against float64.
 
     python -m jaxext.benchmarks.invariant --json invariant_cpu.json
 

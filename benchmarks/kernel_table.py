@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked_for(options) -> list[str]:
-    """Which kernels are asked for: an option that only one kind has selects that kind."""
+    """Return the kinds of kernels to report: an option that only one kind has selects that kind."""
     asked = {options.of} - {None}
     asked |= {"triton"} if options.problem is not None or options.others is not None else set()
     asked |= {"cuda"} if options.module is not None or options.kernel not in (None, *KERNELS, *families) else set()

@@ -123,7 +123,7 @@ class Ragged(Problem):
         return "ragged_dot_general", *ragged(role, self.sizes)
 
     def halved(self, stage: str) -> Self:
-        """As in `Problem`.  The number of groups stays, and empty groups stay empty."""
+        """Halve the rows, or N and K.  The number of groups stays, and empty groups stay empty."""
         if stage == "rows":
             return dataclasses.replace(self, sizes=tuple((size + 1) // 2 for size in self.sizes))
         N, K = _halved((self.N, self.K), (16, 16))
@@ -255,7 +255,7 @@ class Conv(Problem):
         return "conv_general_dilated", static, convolution(role, self.x, self.w, self._mapped(role))
 
     def halved(self, stage: str) -> Self:
-        """As in `Problem`.  Filter, stride, padding and dilations stay, and each axis keeps more than one output."""
+        """Halve the batch, space or channels.  Filter, stride, padding and dilations stay, and each axis keeps more than one output."""
         n, *space, channels = self.x
         if stage == "batch":
             batch, n = _halved((self.batch, n), (2, 2))

@@ -164,7 +164,7 @@ def _compiled(geometry: Geometry, library: str, arguments: Sequence[jax.Array], 
 
 
 def _built(geometry: Geometry, library: str, arguments: Sequence[jax.Array]) -> Program:
-    """As `timing.compile`, with wall time or processor time, whichever is less, to exclude other load of the machine."""
+    """Compile like `timing.compile`, with wall time or processor time, whichever is less, to exclude other load of the machine."""
     function, ends = geometry.build(library), [_now()]
     lowered = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments)
     ends.append(_now())
@@ -179,7 +179,7 @@ def _now() -> tuple[float, float]:
 
 
 def _sampler(program: Program) -> timing.Sampler:
-    """As `timing.Wall`, with short samples, so that some are free of other load of the machine."""
+    """Sample like `timing.Wall`, in short samples, so that some are free of other load of the machine."""
 
     def sample(calls: int) -> float:
         start = time.perf_counter()
@@ -290,7 +290,7 @@ def convs(geometry: Geometry) -> tuple[Conv, ...]:
 
 
 def planned(geometry: Geometry, tell: Callable[[str], None] = lambda stage: None) -> tuple[str, ...]:
-    """What `xla` takes now, by product; nothing is compiled."""
+    """Return the algorithms that `xla` takes now, one for each product; nothing is compiled."""
     tell("jaxext: lowering")
     arguments = [jax.ShapeDtypeStruct(shape, geometry.dtype) for shape in geometry.shapes]
     with active.collecting() as calls, jaxext.use_table(None):

@@ -83,7 +83,7 @@ class Worker:
 
 
 def _comes(connection: Any, patience_s: float) -> bool:
-    """Whether a message arrives within so many seconds, not counting time in which this process was stopped."""
+    """Return whether a message arrives within `patience_s`, not counting time in which this process was stopped."""
     steps = max(1, math.ceil(patience_s))
     return any(connection.poll(patience_s / steps) for _ in range(steps))
 

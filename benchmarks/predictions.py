@@ -51,7 +51,7 @@ model is. `python -m jaxext.benchmarks.predictions benchmarks/results/h100.json 
 
 
 def predictions(tag: str = "", arch: int = 90, device: str = "") -> Iterator[tuple[str, str, dict[str, float]]]:
-    """For each row of the benchmark (of problems with the tag): its name, its family, and library -> expected microseconds."""
+    """Yield for each row of the benchmark (of problems with the tag) its name, its family, and library -> expected microseconds."""
     for problem in PRODUCTS:
         for case in problem.cases(problem.products) if not tag or tag in problem.tags else ():
             asked = dataclasses.replace(problem.problem(case.role, case.numbers, arch), device=device)
@@ -105,7 +105,7 @@ def _took(report: Report | None) -> dict[tuple[str, str], float]:
 
 
 def _quotients(report: Report, took, expected) -> Iterator[str]:
-    """By how much the kernels of each family took longer than was expected."""
+    """Yield a table of measured over predicted times, by quartiles for each family of kernels."""
     found: dict[tuple[str, str], list[float]] = {}
     for name, family, by in expected:
         for library, us in by.items():

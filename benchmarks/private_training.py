@@ -45,7 +45,7 @@ def group_norm(x, scale, shift):
 
 
 def wide_resnet(conv, p, x, labels):
-    """With group norm, as for private training (De et al., 2022)."""
+    """Compute the loss of a wide ResNet with group norm, as for private training (De et al., 2022)."""
     conv = functools.partial(conv, padding="SAME", dimension_numbers=LAYOUT)
     x = conv(x, p["stem"], (1, 1))
     for i, block in enumerate(p["blocks"]):

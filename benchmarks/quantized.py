@@ -41,7 +41,7 @@ EIGHT = jnp.float8_e4m3fn
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How weights are quantised, and activations if they are, and how many times as fast as `wide` that should be on a GPU."""
+    """A format of the weights, and of the activations if they are quantised, with the speedup over `wide` that it should reach on a GPU."""
 
     weights: Callable[[jax.Array], jaxext.quantization.Quantized]
     activations: Callable[[jax.Array], jaxext.quantization.Quantized] | None = None
@@ -147,7 +147,7 @@ COMPOSITIONS["quantized_matmul"] = _made_wide
 
 
 def gradient(f: Callable) -> Callable:
-    """In x, which is wide."""
+    """Return the function of x, w and ct that computes the gradient of `f` in x."""
     return lambda x, w, ct: jax.vjp(lambda x: f(x, w), x)[1](ct)[0]
 
 

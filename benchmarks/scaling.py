@@ -57,7 +57,7 @@ def data(label: str, times: int = 1) -> Callable[[int], tuple[Mapping[str, int],
 
 
 def in_nodes(label: str, *inner: str) -> Callable[[int], tuple[Mapping[str, int], ...]]:
-    """For each product, one label is split over the GPUs of a node, another over the nodes."""
+    """Return a function from the number of GPUs to splits: `label` over the nodes, and each of `inner` over the GPUs of a node."""
     return lambda n: tuple({other: NODE, label: n // NODE} for other in inner)
 
 

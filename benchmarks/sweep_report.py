@@ -80,7 +80,7 @@ def worst(rows: Sequence[PlanRow], goal: str | None = None) -> list[PlanRow]:
 
 
 def _badness(row: PlanRow, goal: str | None) -> float:
-    """How far the row is over this goal, or the most over any goal."""
+    """Return how far the row is over this goal, or the most over any goal."""
     pair = row.last
     if pair is None or "result" in row.broken:
         return math.inf

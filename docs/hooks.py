@@ -1,5 +1,5 @@
-"""What MkDocs does beside its plugins: the README becomes the first page, pages get the sections that they include (`docs/tables.py`),
-notebooks become pages, and links to files outside docs/ lead to the repository.
+"""MkDocs hooks: the README becomes the first page, pages get the sections that they include (`docs/tables.py`), notebooks become pages, and
+links to files outside docs/ lead to the repository.
 
 The repository is `Source` among the URLs in pyproject.toml; without one such links become plain text.  MkDocs' `repo_url` stays unset: with
 it the pages would ask GitHub for the number of stars.

@@ -64,7 +64,7 @@ def executed(name: str) -> dict:
 
 
 def shown(outputs: list[dict]) -> list[dict]:
-    """What a cell prints, in one piece, and what it draws: neither progress bars nor warnings."""
+    """Return the text that a cell prints, in one piece, and its pictures, without progress bars and warnings."""
     text = "".join("".join(output["text"]) for output in outputs if output.get("name") == "stdout")
     pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
     return [

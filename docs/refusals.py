@@ -1,4 +1,4 @@
-"""What the GPU implementations take and refuse, in their own words, for calls of each operation: docs/operations/refusals.json.
+"""The answers of the GPU implementations, in their own words, to calls of each operation: docs/operations/refusals.json.
 
     python docs/refusals.py     # where the CUDA kernels are compiled
 
@@ -23,7 +23,7 @@ CALLS = {page: calls for operation in contact_list.OPERATIONS for page, calls in
 
 
 def words(call, named):
-    """Of each product: the implementation that is taken, or why the named one refuses it.  Nothing if there is none of this name."""
+    """Return, for each product, the chosen implementation or why the named one refuses it; nothing if no implementation has the name."""
     with jaxext.use_target("sm_90a"), jaxext.use_implementation(named):
         try:
             rows = jaxext.explain(call.function, platform="cuda")(*call.operands).rows

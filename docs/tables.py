@@ -53,7 +53,7 @@ def written(markdown: str) -> str:
 
 
 def first_sentence(name: str) -> str:
-    """Of what is documented by this name, with a link to its file from a page of docs/api."""
+    """Return the first sentence of the documentation of `name`, with a link to its file from a page of docs/api."""
     path, _, attribute = name.rpartition(".")
     whole = importlib.import_module(path)
     found = getattr(whole, attribute, None) or importlib.import_module(name)
@@ -157,7 +157,7 @@ def operations(name: str) -> tuple[dict, Found]:
 
 
 def tags(*names: str) -> Callable[[dict], list[str]]:
-    """Of a row, the first of its tags that are `names`."""
+    """Return a function that gives the first of a row's tags that is one of `names`."""
     return lambda row: [name for name in names if name in row["tags"]][:1]
 
 

@@ -89,7 +89,7 @@ def wrong_dtype(call):
 
 
 def version(kernel):
-    """Of the code of an implementation: what was measured, or stored, with another does not hold."""
+    """Return a hash of an implementation's code; measurements and stored programs of another version do not hold."""
     return hashlib.sha256(pathlib.Path(__file__).read_bytes() + (HERE / kernel).read_bytes()).hexdigest()
 
 
@@ -175,7 +175,7 @@ def launched(call, kernel, arrays, results, grid, constants):
 
 @functools.cache
 def without_triton():
-    """Why there is no Triton for GPUs here, or None."""
+    """Return why jax-triton cannot be imported, or None."""
     try:
         importlib.import_module("jax_triton")
     except ImportError as error:
@@ -208,7 +208,7 @@ CROSS_ENTROPY = extend.operation(
 
 
 class CrossEntropy(extend.Implementation):
-    """What the kernels share: those of the loss and of its gradient are called in the same way."""
+    """The base of all kernels here: those of the loss and of its gradient are called in the same way."""
 
     def run(self, call, config, operands):
         of_loss = "loss" in call.results
@@ -254,7 +254,7 @@ for operation in (CROSS_ENTROPY, CROSS_ENTROPY.backward):
 
 
 def transformations(f, mesh):
-    """What can be made of a function of x and w, by name: functions of x and w."""
+    """Return functions of x and w by name: `f` under each transformation."""
     both = (0, 1)
 
     def total(x, w):

@@ -1,4 +1,4 @@
-"""From a dot product to a linear layer to pairwise distances, each written for vectors and mapped by vmap: a tutorial's tour.
+"""A tour from a dot product to a linear layer to pairwise distances, each written for vectors and mapped by vmap.
 
     linear_layer(weights, biases, x) = x weights + biases
 

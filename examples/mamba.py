@@ -64,7 +64,7 @@ def init(seed=0):
 
 
 def selected(p, v):
-    """What the state space keeps of v, and how it shows it."""
+    """Return the parameters of the state space that depend on v: step sizes, input weights and output weights."""
     return jax.nn.softplus(v @ p["D"] + p["d"]), v @ p["P"], v @ p["Q"]
 
 
@@ -92,7 +92,7 @@ def layer_step(p, states, x):
 
 
 def scores(params, sequence):
-    """Of the ten digits, after each row of a sequence (T, 8): (T, 10)."""
+    """Return scores of the ten digits, (T, 10), one row after each row of a sequence (T, 8)."""
     x = sequence @ params["in"]
     for p in params["layers"]:
         x = layer(p, x)

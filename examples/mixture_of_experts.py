@@ -56,13 +56,13 @@ def init(seed=0):
 
 
 def experts(x, weights, sizes):
-    """Of rows sorted by expert, of which `sizes` counts those of each."""
+    """Apply the experts to rows that are sorted by expert; `sizes` counts the rows of each."""
     up, down = weights
     return jaxext.ragged_dot(jaxext.ragged_linear(x, up, sizes, activation="relu"), down, sizes)
 
 
 def routed(params, x):
-    """Of each row, the weights of its experts, and which they are."""
+    """Return the weights of the experts of each row, and the experts' indices."""
     return lax.top_k(jax.nn.softmax(jaxext.matmul(x, params["router"])), TOP)
 
 
@@ -129,7 +129,7 @@ def train(steps, mesh):
 
 
 def plot(params, path):
-    """How many of the images of each digit go to each expert."""
+    """Plot the share of each digit's images that goes to each expert."""
     images, labels = load()
     _, chosen = jax.jit(routed)(params, images)
     counts = np.zeros((10, EXPERTS))

@@ -148,7 +148,7 @@ def follow(index, child, ended):
 
 @contextlib.contextmanager
 def reserved_address():
-    """For the coordinator; other computers cannot reach it.  Its port is bound, so that no other program is given it, but to be shared."""
+    """Yield a local address for the coordinator.  Its port stays bound, but shareable, so that no other program gets it."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))

@@ -30,7 +30,7 @@ GOAL = 0.96
 
 
 class Optimizer(NamedTuple):
-    """As optax's GradientTransformation: `optax.chain` and all others take it."""
+    """A pair of functions like optax's GradientTransformation; `optax.chain` and all others take it."""
 
     init: Callable
     update: Callable

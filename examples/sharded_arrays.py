@@ -57,7 +57,7 @@ def square(count):
 
 
 def collectives(compiled):
-    """What the devices must send one another, read from the program."""
+    """Return the collectives in the compiled program."""
     return set(COLLECTIVE.findall(compiled.as_text()))
 
 
@@ -79,7 +79,7 @@ def show_layouts(x, devices):
 
 
 def show_products(a, b, devices):
-    """Where a product of matrices lies, and what is sent for it, follows from where its operands lie."""
+    """Show that the sharding of a matrix product, and its communication, follow from the shardings of its operands."""
     mesh = mesh_of(devices, square(len(devices)))
     want = jnp.matmul(a, b, preferred_element_type=jnp.float32)
 

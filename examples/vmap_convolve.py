@@ -35,7 +35,7 @@ def convolve_in_one(x, w):
 
 
 def batched_by_hand(xs, ws):
-    """What vmap saves writing: a slice that minds the batch, and a product that says which axis is the batch."""
+    """Convolve a batch without vmap: the slice skips the batch axis, and the product names it."""
     length = ws.shape[1]
     starts = range(xs.shape[1] - length + 1)
     each_with_its_own = (((1,), (1,)), ((0,), (0,)))  # contract axis 1 of both, axis 0 of both is the batch

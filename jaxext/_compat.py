@@ -262,7 +262,7 @@ def _name_callback(module, call: ir.OpView, target: str) -> None:
 
 
 class Partitioner(enum.StrEnum):
-    """Who splits a program over devices after lowering."""
+    """The partitioner that splits a program over devices after lowering."""
 
     # Nobody: it is already the program of one device, or there is one device.
     NOBODY = "nobody"
@@ -286,7 +286,7 @@ class Partitioner(enum.StrEnum):
 
 
 def partitioner_of(ctx) -> Partitioner:
-    """Who will split the program that is being lowered."""
+    """Return the partitioner of the program that is being lowered."""
     axes = ctx.module_context.axis_context
     if isinstance(axes, sharding_impls.SPMDAxisContext):
         automatic = [n for a, n in axes.mesh.shape.items() if a not in axes.manual_axes]

@@ -50,7 +50,7 @@ def refuse_traced(name: str, **static: Any) -> None:
 
 
 def counted(n: int, noun: str) -> str:
-    """Such as "1 product" and "2 products"."""
+    """Return a number with its noun, such as "1 product" or "2 products"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
@@ -67,7 +67,7 @@ def _cut(text: str, length: int) -> str:
 
 
 class _Bare(str):
-    """Without quotes where it stands in a container."""
+    """A string without quotes in the representation of a container."""
 
     __repr__ = str.__str__
 

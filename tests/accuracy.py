@@ -12,7 +12,7 @@ Numbers = Callable[[tuple[int, int]], np.ndarray]
 
 
 def _numbers(rng: np.random.Generator, low: float, high: float) -> Numbers:
-    """Of random signs, with magnitudes from 2**low to 2**high."""
+    """Return a function from shapes to numbers of random signs, with magnitudes from 2**low to 2**high."""
 
     def of(shape):
         with np.errstate(under="ignore"):
@@ -37,7 +37,7 @@ def _between(*exponents: float) -> Callable[..., Pair]:
 
 
 def _largest(rng, rows, depth, columns):
-    """Beyond the largest number of bfloat16, times small ones."""
+    """Return numbers that overflow in bfloat16, and small ones for the other factor."""
     return rng.choice([-1, 1], (rows, depth)).astype(np.float32) * np.float32(MOST), _numbers(rng, -20, -10)((depth, columns))
 
 
@@ -99,5 +99,5 @@ def error(got: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
 
 
 def same_special(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether both are infinite, NaN and finite at the same places."""
+    """Return whether both are infinite, NaN and finite at the same places."""
     return bool((np.isnan(got) == np.isnan(want)).all() and (np.where(np.isinf(got), got, 0) == np.where(np.isinf(want), want, 0)).all())

@@ -12,7 +12,7 @@ import pytest
 
 
 def works() -> bool:
-    """Whether the device still computes."""
+    """Return whether the device still computes."""
     try:
         return float(jax.device_put(np.float32(1), jax.local_devices()[0]) + np.float32(1)) == 2
     except Exception:  # of whichever kind: the runtime says it in many ways

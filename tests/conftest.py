@@ -85,7 +85,7 @@ def sampled(items, limit):
 
 
 def pytest_runtest_setup(item):
-    """After the time that .ci/run gives the long tail, in seconds since the epoch, no test begins."""
+    """Skip tests after the end that .ci/run sets for the long tail, in seconds since the epoch."""
     if time.time() > float(os.environ.get("JAXEXT_TESTS_UNTIL", "inf")):
         pytest.skip("no time is left")
 

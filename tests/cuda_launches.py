@@ -92,14 +92,14 @@ def runtime(*more: str | pathlib.Path, copy: int = 0) -> ctypes.CDLL:
 
 
 def prepared() -> list[dict[str, Any]]:
-    """What this thread's last call asked of CUDA before descriptors and launches: kernels that it loaded, attributes that it set."""
+    """Return what this thread's last call asked of CUDA before descriptors and launches: kernels that it loaded, attributes that it set."""
     answer = ctypes.create_string_buffer(1 << 16)
     runtime().Prepared(answer, ctypes.c_int64(len(answer)))
     return json.loads(answer.value)
 
 
 def load(case, device=0, failing=""):
-    """As `ask`, without a stream: as a handler's initialize stage calls."""
+    """Call `ask` without a stream, as a handler's initialize stage does."""
     runtime().OnlyLoad(1)
     try:
         return ask(case, device, failing)

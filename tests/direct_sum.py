@@ -82,7 +82,7 @@ class Convolution:
         return self._together("w", w)
 
     def _taps(self) -> Iterator[tuple[tuple, tuple, tuple]]:
-        """For each tap the indices of the outputs, of the tap and of the inputs that meet, in arrays that are grouped."""
+        """Yield for each tap the indices of the outputs, of the tap and of the inputs that meet, in arrays that are grouped."""
         meetings = []
         for axis, n in zip(self._axes, self._sizes("y")[2:], strict=True):
             i, taps, stride, (low, _), input_dilation, filter_dilation = axis

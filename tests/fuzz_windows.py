@@ -170,7 +170,7 @@ def transposed(draw) -> tuple[Transposed, dict[str, Any]]:
 
 
 def named_transposed(name, r, stride):
-    """What lengthens an axis by `stride` (SAME), or by what a VALID convolution of that stride would take off."""
+    """Return the padding that lengthens an axis by `stride` (SAME), or by what a VALID convolution of that stride would take off."""
     total = r + stride - 2 + (max(r - stride, 0) if name == "VALID" else 0)
     low = r - 1 if name == "VALID" or stride > r - 1 else -(-total // 2)
     return low, total - low

@@ -133,7 +133,7 @@ def said(error) -> str:
 
 
 def differentiable(call, result) -> bool:
-    """Whether both gradients exist; those of 8-bit floats overflow."""
+    """Return whether both gradients exist; those of 8-bit floats overflow."""
     dtypes = [np.dtype(dtype) for dtype in (*call.dtypes, result)]
     return all(jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize > 1 for dtype in dtypes)
 
@@ -178,7 +178,7 @@ def program(call, module):
 
 
 def truths(call, x, w, ct=None, tx=None, tw=None) -> list[np.ndarray]:
-    """What `program` returns, by the direct sum, with the two terms of the jvp apart."""
+    """Return the results of `program` by the direct sum, with the two terms of the jvp separate."""
     truth, (ax, aw, ay) = call.truth, call.mapped
 
     def one(x, w, ct, tx, tw):
@@ -203,7 +203,7 @@ def truths(call, x, w, ct=None, tx=None, tw=None) -> list[np.ndarray]:
 
 
 def spread(call, seed, arrays, module) -> tuple[str, str | None]:
-    """Whether an infinity or NaN in one element reaches each result that it meets, and no other where lax is finite."""
+    """Check that an infinity or NaN in one element reaches each result that it meets, and no other where lax is finite."""
     rng = np.random.default_rng(seed)
     slot = rng.integers(3)
     if len(arrays) < 3 or not arrays[slot].size:
@@ -254,7 +254,7 @@ def compare(call, arrays, got, dtype) -> str | None:
 
 
 def tolerance(call, wanted, dtype, terms, sizes):
-    """How far a sum of these terms may be off; `sizes` are the terms of the absolute values of the operands.
+    """Return the largest error of a sum of these terms; `sizes` are the terms of the absolute values of the operands.
 
     Nothing for small integers; one rounding of each term to 16 bits; and some roundings while normal numbers are summed.
     """
@@ -271,7 +271,7 @@ def tolerance(call, wanted, dtype, terms, sizes):
 
 
 def different(name, value, true, allowed) -> str | None:
-    """Where and by how much they differ the most, if by more than is allowed somewhere; what is not finite always does."""
+    """Return where they differ the most, and by how much, if any error is above its limit; values that are not finite always differ."""
     value, true = wide(value), wide(true)
     error = np.where(np.isfinite(value), np.abs(value - true), np.inf)
     if (error <= allowed).all():

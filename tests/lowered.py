@@ -43,7 +43,7 @@ def squares(fun):
 
 
 def custom_calls(lowered) -> collections.Counter:
-    """How often each target is called."""
+    """Count the calls of each target."""
     calls = [op for op in operations(lowered) if op.name == "stablehlo.custom_call"]
     return collections.Counter(str(op.attributes["call_target_name"]).strip('"') for op in calls)
 

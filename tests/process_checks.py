@@ -1,4 +1,4 @@
-"""What each of two processes with four devices checks: on its own devices it finds what it computes alone, and all agree on their tables.
+"""The checks of each of two processes with four devices: its own devices find what it computes alone, and all agree on their tables.
 
 The checks run one after the other, in both processes at once, and small integers make comparisons exact.
 """
@@ -95,7 +95,7 @@ def gradients_on_an_explicit_mesh():
 
 
 def gradients_in_shard_map():
-    """Of replicated weights, which shard_map adds up over processes."""
+    """Check gradients of replicated weights, which shard_map adds up over processes."""
     weights, x = net()
     part = lambda weights, x: lax.psum(loss(OURS, weights, x), "data")
     whole = jax.shard_map(part, mesh=mesh(), in_specs=(P(), P("data")), out_specs=P())
@@ -104,7 +104,7 @@ def gradients_in_shard_map():
 
 
 def gradients_in_pmap():
-    """To pmap each process hands its own devices' part."""
+    """Check gradients in pmap, to which each process hands its own devices' part."""
     weights, x = net()
     mine = np.split(x, jax.process_count())[jax.process_index()][:, None]
 
@@ -155,7 +155,7 @@ def halo_exchange():
 
 
 def tables(folder):
-    """What both read from one file they agree on, and anew when it has changed; of own tables that differ one process hears at least."""
+    """Check that processes agree on a table from one file, and again when it has changed; at least one raises if own tables differ."""
 
     def meet(what):
         multihost_utils.sync_global_devices(what)

@@ -13,7 +13,7 @@ STRICT = {"JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUM
 
 
 def run(script: str, *arguments: str, processes: int = 2, devices: int = 4, limit: float = 300) -> list[subprocess.CompletedProcess]:
-    """How `python script ADDRESS COUNT INDEX arguments...` ended, for each of the processes, and what it wrote.
+    """Run `python script ADDRESS COUNT INDEX arguments...` in each process, and return how it ended and what it wrote.
 
     Each has its own simulated devices.  After `limit` seconds, which only a hang can take, those that are left are killed.
     """

@@ -91,6 +91,6 @@ def form(tangent=tangent) -> Form:
 
 
 def product(form: Form, x, w, s, *, implementation=None, out_sharding=None) -> jax.Array:
-    """Of x (N, K), w (K, M) and s (M,)."""
+    """Bind the product of x (N, K), w (K, M) and s (M,)."""
     static = Static(ranks=form.pack(dict(B=0)), dtypes=(x.dtype,), implementation=implementation, out_sharding=out_sharding)
     return form.bind("y", dict(x=x, w=w, s=s), static)

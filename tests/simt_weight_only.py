@@ -35,7 +35,7 @@ def shapes(problem):
 
 
 def operands_of(problem, integers=True):
-    """With `integers`, those whose products and sums are exact, in a result of 16 bits too; the weight has each number that it can."""
+    """Return operands, with exact products and sums for `integers`, in a result of 16 bits too; the weight has each number that it can."""
     rng = np.random.default_rng(0)
     sizes = shapes(problem)
     most = 1 << (problem.bits_of_weight - 1)
@@ -61,7 +61,7 @@ def unpacked(q):
 
 
 def true(problem, operands, magnitude=False):
-    """In float64; or the sum of the absolute values of what is added."""
+    """Return the product in float64, or the sum of the absolute values of what is added."""
     of = np.abs if magnitude else lambda x: x
     q = unpacked(operands["q"]) if problem.packed else operands["q"]
     w = of(q.astype(np.float64)) * np.repeat(operands["scale"].astype(np.float64), problem.K // problem.S, 1)

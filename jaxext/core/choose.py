@@ -148,7 +148,7 @@ def _measured_choice(
 
 
 def described(implementation: str, config: Mapping[str, Any]) -> str:
-    """Such as "xla algorithm=lax"."""
+    """Return an implementation and its config as text, such as "xla algorithm=lax"."""
     return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
 
 

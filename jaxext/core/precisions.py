@@ -47,7 +47,7 @@ def xla_bits(call: Call) -> str:
 
 
 def _level(precision: Any) -> lax.Precision | None:
-    """None for a preset."""
+    """Return the precision as a level of `lax.Precision`, or None for a preset."""
     if precision is None or precision == lax.DotAlgorithmPreset.DEFAULT:
         return lax.Precision.DEFAULT
     return max(precision, key=_LEVELS.index) if isinstance(precision, tuple) else None

@@ -87,7 +87,7 @@ class Equation:
 
 
 def _typed(aval, split: Split | None) -> str:
-    """Such as "f32[8@data,32]"."""
+    """Return a type with its split axes, such as "f32[8@data,32]"."""
     named = ["".join([str(n), "@" if axes else "", "+".join(axes)]) for n, axes in zip(aval.shape, split or ((),) * aval.ndim, strict=True)]
     return f"{aval.str_short(short_dtypes=True).partition('[')[0]}[{','.join(named)}]"
 

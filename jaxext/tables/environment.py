@@ -44,14 +44,14 @@ def versions_for(platform: str) -> dict[str, str]:
 
 
 def default_platform() -> str:
-    """That of jax's default backend, by the name under which programs are lowered for it."""
+    """Return the platform of jax's default backend, by the name under which programs are lowered for it."""
     backend = jax.default_backend()
     return "cuda" if backend == "gpu" else backend
 
 
 @functools.cache
 def device_kind(platform: str) -> str:
-    """Such as "NVIDIA H200"; for a CPU, the processor and the threads of this process.  Raises RuntimeError if there is no such device."""
+    """Return a name such as "NVIDIA H200"; for a CPU, the processor and this process's threads.  Raises RuntimeError if there is none."""
     device = jax.local_devices(backend=platform)[0]
     return f"{processor()}, {cores()} threads" if platform == "cpu" else device.device_kind
 

@@ -55,7 +55,7 @@ def alone(g: Callable, args: tuple, k: int) -> Callable:
 
 
 def by_jvp(case: Case) -> Tree:
-    """Along all arguments together, and along each alone."""
+    """Return the derivatives along all arguments together, and along each alone."""
     g, primals, tangents = smooth(case)
     each = [jax.jvp(alone(g, primals, k), (x,), (t,))[1] for k, (x, t) in enumerate(zip(primals, tangents, strict=True))]
     return jax.jvp(g, primals, tangents), each
@@ -219,7 +219,7 @@ def gradients_of_two(case: Case) -> Tree:
 
 
 def gradients_scanned(case: Case) -> Tree:
-    """Through a scan over two examples."""
+    """Return the gradients through a scan over two examples."""
 
     def of_one(args):
         return square(case.fn(*args), case.cotangents)

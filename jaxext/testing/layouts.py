@@ -193,7 +193,7 @@ def declared(case: Case) -> dict[str, Layout]:
 
 
 def examples(case: Case) -> dict[str, Layout]:
-    """Over "x" only, so that "y" is idle: its replicas must not be counted twice."""
+    """Map over "x" only, so that "y" is idle: its replicas must not be counted twice."""
     return mapped(case, "x")
 
 

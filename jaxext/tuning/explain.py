@@ -119,8 +119,8 @@ def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[st
 
 
 def geometry(window: Window) -> str:
-    """Such as "stride 2, padding 0:1, dilation 2": one number if all axes are alike, else one per axis.  Values without effect are
-    omitted, except the stride."""
+    """Return a text such as "stride 2, padding 0:1, dilation 2": one number if all axes are alike, else one per axis.  Values without
+    effect are omitted, except the stride."""
 
     def steps(what: str, per_axis: tuple, nothing: object) -> list[str]:
         if all(n == nothing for n in per_axis):
@@ -236,12 +236,12 @@ def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:
 
 
 def _typed(slot: str, aval) -> str:
-    """Such as "x:f32[8,3]", without the varying manual axes that jax appends in braces."""
+    """Return a type such as "x:f32[8,3]", without the varying manual axes that jax appends in braces."""
     return f"{slot}:{aval.str_short(short_dtypes=True).partition('{')[0]}"
 
 
 def _precision(call: Call) -> str:
-    """Such as "highest", or "default,highest" if the factors have two."""
+    """Return a precision such as "highest", or "default,highest" if the factors have two."""
     return ",".join(dict.fromkeys(precision_name(call.precision).split(",")))
 
 

@@ -26,7 +26,7 @@ def normal(shapes: Sequence[Sequence[int]], dtypes: Any, *, integers: bool = Fal
 
 
 def of(call: Call, *, integers: bool = False) -> list[jax.Array]:
-    """Such operands of a call, except those that must be valid."""
+    """Return random operands of a call, except those that must be valid."""
     operands = normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()), integers=integers)
     fixed = valid(call)
     return [fixed.get(slot, x) for slot, x in zip(call.dtypes, operands, strict=True)]

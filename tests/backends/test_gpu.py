@@ -76,7 +76,7 @@ def value_and_gradients(case, op, **more):
 
 
 def on_cpu(jitted, *args):
-    """What it gives in float64 (int64) on the CPU."""
+    """Return the result in float64 (int64) on the CPU."""
     with jax.default_device(jax.devices("cpu")[0]):
         return jax.tree.map(np.asarray, jitted(*map(wide, args)))
 
@@ -93,7 +93,7 @@ def exact(got, want):
 
 
 def near(got, want, scale, stray):
-    """Within `stray` of the sum of magnitudes, and one rounding of the result."""
+    """Assert that errors are within `stray` of the sum of magnitudes, and one rounding of the result."""
     for g, t, s in zip(got, want, scale, strict=True):
         wrong = laws.near(np.asarray(g), t, s, stray)
         assert wrong is None, wrong
@@ -146,7 +146,7 @@ def test_transformed(case):
 
 @pytest.mark.parametrize("case", LARGE, ids=label)
 def test_xla_agrees(case):
-    """Not bit for bit, of integers either: cuDNN may compute in Winograd's or Fourier's basis."""
+    """Bits may differ, of integers too: cuDNN may compute in Winograd's or Fourier's basis."""
     args = operands(case, np.float32, integers=False)
     with jaxext.use_implementation("xla"):
         theirs = jax.jit(value_and_gradients(case, ours(case)))(*args)

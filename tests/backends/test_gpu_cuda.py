@@ -93,7 +93,7 @@ def test_depthwise_kernel(name, role, dtype):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", ["causal k4", "7x7", "5x5 dilated", "3x3 stride 2"])
 def test_depthwise_kernel_rounds_once(name, role, dtype):
-    """Of normal numbers, and of as many channels as make several blocks."""
+    """Operands are normal numbers, and the channels make several blocks."""
     problem = depthwise.of_role(DEPTHWISE[name], role, dtype, G=264, N=3)
     check_kernels(cuda_depthwise, problem, [cuda_depthwise.pick(problem)], integers=False)
 
@@ -302,7 +302,7 @@ SMALL = (
 @pytest.mark.parametrize("dtype", HALF, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("case", SMALL, ids=label)
 def test_transformed(case, dtype):
-    """Eager, mapped over both operands and over one, per-example gradients, forward, and forward over reverse."""
+    """The operation is eager, mapped over both operands and over one, and differentiated per example, forward, and forward over reverse."""
 
     def signs(shape, seed):
         return np.sign(random(shape, np.float32, seed, True)).astype(dtype)
@@ -481,7 +481,7 @@ def test_what_is_named_and_refused_raises(case, dtype, reason):
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
 def test_a_handler_refuses_in_words(changes, message):
-    """What it is asked directly, past Python; and the device goes on after that."""
+    """The handler is called directly, without Python's checks; the device works after that."""
     problem = depthwise.of_role(DEPTHWISE["causal k4"], "fprop")
     call = cuda_calls.conv_call(problem, cuda_depthwise.pick(problem))
     attributes = {name: value for name, value in {**call.case.attributes, **changes}.items() if value is not None}

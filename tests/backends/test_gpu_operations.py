@@ -348,7 +348,7 @@ def test_ragged_dot_mapped_over_everything(implementation):
 
 
 def convolution(x, w, bias=None, **how):
-    """Not strided, since no CUDA kernel computes the input gradient of a strided one."""
+    """Call `conv_bias_act` without strides: no CUDA kernel computes the input gradient of a strided convolution."""
     return jaxext.conv_bias_act(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), bias=bias, **how)
 
 

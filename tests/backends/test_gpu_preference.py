@@ -1,4 +1,4 @@
-"""Which implementation a GPU takes for a call that nobody named one for and no table measured, and why: a claim for each row.
+"""The implementation that a GPU takes for a call without a name and without measurements, and the reason: a claim for each row.
 
 Without a GPU these are claims about the structure of XLA's program, the same for every jaxlib: test_gpu_program_preferences.py reads them
 in what XLA's GPU compiler makes.  Here every GPU counts as one that the kernels are compiled for.
@@ -214,7 +214,7 @@ def test_the_dtype_of_a_bias_changes_no_row(dtype, rows):
 
 
 def test_every_row_of_the_table_is_claimed(rows):
-    """And says why in words of its own."""
+    """Each row has a reason of its own."""
     claimed = {reason for _, _, reason in CASES.values()}
     told = [row.reason for row in preference.CONVOLUTIONS]
     assert len(set(told)) == len(told) == len(claimed)
@@ -234,7 +234,7 @@ PLANS = {
 
 @pytest.mark.parametrize(("how", "name"), [(how, name) for how, names in PLANS.items() for name in names])
 def test_the_plan_of_xla_holds_no_loop(how, name):
-    """Nor a convolution for each block of groups: what suits a CPU's caches leaves a GPU idle."""
+    """The plan has no convolution for each block of groups either: that suits a CPU's caches and leaves a GPU idle."""
     (function, args, role, _), *_ = CASES[name]
     with jaxext.use_implementation("xla"):
         assert explained(function, args, role).how.partition(" ")[0] == how

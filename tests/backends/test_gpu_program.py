@@ -1,4 +1,4 @@
-"""What XLA's GPU compiler makes of our programs, read without a GPU: it compiles for one that is only described.
+"""Our programs as XLA's GPU compiler makes them, read without a GPU: it compiles for one that is only described.
 
 Needs jax-cuda13-plugin and jax-cuda13-pjrt of jaxlib's version and a CUDA toolkit, but no driver: `make gpu-programs` runs it with them.
 Elsewhere all is skipped but what lowered programs show.
@@ -101,7 +101,7 @@ def instructions(text: str):
 
 
 def work(text: str) -> collections.Counter:
-    """What goes over data: custom calls by their targets, all else by its opcode."""
+    """Count the instructions that go over data: custom calls by their targets, all else by its opcode."""
     found = collections.Counter()
     for _, opcode, rest in instructions(text):
         target = re.search(r'custom_call_target="([^"]+)"', rest)
@@ -138,7 +138,7 @@ def written(x, w):
 
 
 def test_barriers_stand_around_a_kernel(kernels):
-    """In every version of XLA, seen or not; it looks through one of several arrays."""
+    """Each array has a barrier of its own, since XLA looks through one of several arrays."""
     lowered = jaxext.export.lower_for(flat, arch="sm_90a")(struct(64, 64), struct(5000))
     calls = (op for op in operations(lowered) if op.name == "stablehlo.custom_call")
     (call,) = (op for op in calls if OURS.search(str(op.attributes["call_target_name"])))
@@ -230,7 +230,7 @@ def at_most(most, kernels, free=()):
 
 
 def three_products(found):
-    """Beside them are the norm, and x times a number."""
+    """Return whether the program has three kernels and no copies; the norm, and x times a number, are beside them."""
     return found["kernel"] == 3 and not found.keys() & {"copy", "transpose", "gemm"}
 
 
@@ -327,7 +327,7 @@ def test_passes_of_jnp(compiled):
 @pytest.mark.parametrize(("groups", "wide"), [(1, 0), (32, 1)], ids=["columns", "groups"])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_xla_writes_wide_weights_where_scales_change_along_the_sum(compiled, kind, groups, wide):
-    """So a kernel is preferred there, for few rows, and XLA elsewhere."""
+    """A kernel is preferred there for few rows, and XLA elsewhere."""
     args = struct(16, 4096), struct(4096, 2048, dtype=jnp.dtype(kind)), struct(groups, 2048, dtype=jnp.float32)
     with by("xla"):
         fusions = [kind for kind, opcode, _ in instructions(compiled(quantized, *args)) if opcode == "fusion"]
@@ -361,8 +361,8 @@ def test_a_decoding_step_updates_its_state_in_place(compiled, kind):
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_lax_is_lax(stride, compiled):
-    """What is called `lax` becomes lax's calls of cuDNN: a dgrad whose filter is transposed after it was reversed becomes a convolution,
-    of an input full of zeros if it is strided."""
+    """The algorithm `lax` becomes lax's calls of cuDNN.  A dgrad whose filter is transposed after it was reversed becomes a convolution, of
+    an input full of zeros if it is strided."""
     padding = ((2 - stride, 1),) * 2
     window = Window(input=(28, 28), filter=(3, 3), stride=(stride,) * 2, padding=padding, input_dilation=(1, 1), filter_dilation=(1, 1))
     x, w = struct(4, 28, 28, 64), struct(3, 3, 64, 64)

@@ -1,6 +1,6 @@
-"""What XLA's GPU compiler makes of convolutions, read without a GPU: why a kernel is preferred, or is not, and that integers compile.
+"""Convolutions as XLA's GPU compiler makes them, read without a GPU: why a kernel is preferred, or is not, and that integers compile.
 
-As test_gpu_program.py, `make gpu-programs` runs it.
+`make gpu-programs` runs it, like test_gpu_program.py.
 """
 
 # ruff: noqa: F401, F811 - two fixtures are imported
@@ -59,7 +59,7 @@ def of_xla(rank, **given):
 @pytest.mark.parametrize("dtype, stride", [("bfloat16", 1), ("bfloat16", 2), ("float32", 1)])
 @pytest.mark.parametrize("x, w", [((4, 256, 64), (4, 1, 64)), ((4, 28, 28, 64), (3, 3, 1, 64))], ids=["causal", "3x3"])
 def test_few_taps_are_one_pass_with_bias_and_activation(x, w, dtype, stride, compiled):
-    """Except for square ones that cuDNN has a kernel for: that call, a pass over its filter, and one that adds the bias."""
+    """The exceptions are square filters that cuDNN has a kernel for: that call, a pass over its filter, and one that adds the bias."""
     padding = [(3, 0)] if len(x) == 3 else "SAME"
     op = of_xla(len(x) - 2, stride=stride, padding=padding, groups=64)
     args = (struct(*shape, dtype=dtype) for shape in (x, w, (*(1,) * (len(x) - 1), 64)))
@@ -69,7 +69,7 @@ def test_few_taps_are_one_pass_with_bias_and_activation(x, w, dtype, stride, com
 
 
 def test_an_exported_convolution_and_its_gradients_are_cudnns(compiled):
-    """Since its window is kept whole, XLA's partitioner splits it rightly if it is called in a program of several devices."""
+    """XLA's partitioner splits the convolution rightly if it is called in a program of several devices, since the window is preserved."""
     op, image, filters = of_xla(2), struct(4, 28, 28, 64), struct(3, 3, 64, 64)
     exported = export.export(jax.jit(lambda x, w, y: (op(x, w), *gradients(op)(x, w, y))), platforms=["cuda"])(image, filters, image)
     assert work(compiled(exported.call, image, filters, image)) == {FORWARD: 1, INPUT: 1, FILTER: 1, "fusion": 2}
@@ -81,7 +81,7 @@ WIDE = [(d, d) for d in ("int8", "uint8", "int16", "uint16", "int32", "uint32", 
 @pytest.mark.parametrize("dtype, result", WIDE)
 @pytest.mark.parametrize("groups", [1, 4, 64])
 def test_integers_compile(dtype, result, groups, compiled):
-    """As dots, which become loops or Triton's products, and never cuDNN's convolution."""
+    """They compile as dots, which become loops or Triton's products, and never cuDNN's convolution."""
     x, w = struct(2, 9, 8, 64, dtype=dtype), struct(3, 3, 64 // groups, 64, dtype=dtype)
     op = of_xla(2, stride=2, groups=groups, preferred_element_type=result)
     assert set(work(compiled(op, x, w))) <= {"fusion", "copy"}
@@ -89,7 +89,7 @@ def test_integers_compile(dtype, result, groups, compiled):
 
 @pytest.mark.parametrize("groups", [1, 64])
 def test_laxs_convolutions_of_integers(groups, compiled):
-    """Why kernels and dots are taken: XLA knows none but int8 into int8, and gives that to cuDNN, which saturates where XLA's CPUs wrap."""
+    """Kernels and dots are taken because XLA supports int8 into int8 alone, by cuDNN, which saturates where XLA's CPUs wrap."""
     op = layer(lax.conv_general_dilated, 2, groups=groups)
     shapes = (2, 8, 8, 64), (3, 3, 64 // groups, 64)
     for dtype, result in (("int16", "int16"), ("int8", "int32")):

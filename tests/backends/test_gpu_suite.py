@@ -51,7 +51,7 @@ def operands_and_truth(at):
 
 
 def stray(case, implementation, dtype):
-    """How far each sum of products may stray over the sum of their magnitudes, of results of such a dtype."""
+    """Return the largest error of a sum of products in results of this dtype, over the sum of their magnitudes."""
     of_kernels = TF32 if case.numbers == "fp32bf16" else STRAY.get(str(case.numbers), SUMS)
     if implementation != "xla" or jax.default_backend() == "cpu":
         return of_kernels

@@ -88,7 +88,7 @@ class InThreeParts(kernel.KernelImplementation):
     [(jnp.bfloat16, jnp.bfloat16, np.float32), (np.float32, np.float32, np.float32), (np.int8, np.int32, np.int32)],
 )
 def test_parts_are_added_up_before_they_are_rounded(dtype, result, partial):
-    """In bfloat16 256 and 1 would be 256."""
+    """A sum of 256 and 1 in bfloat16 would be 256."""
     call, kernel = matmul_of(dtype, result=result), InThreeParts()
     plan = kernel.plan(call)
     assert isinstance(plan, Plan)

@@ -48,7 +48,7 @@ def roles(op, *operands):
 
 
 def passes(fun, *args) -> int:
-    """How many instructions of the optimised program go over data; a fusion is one."""
+    """Count the instructions of the optimised program that go over data; a fusion is one."""
     text = str(jax.jit(fun).lower(*args).compile().as_text())
     opcodes = re.findall(r"= \S+ ([a-z][\w-]*)\(", text[text.index("ENTRY") :])
     assert opcodes, "no instruction found: the pattern is out of date"
@@ -91,7 +91,7 @@ def test_rewrites_cost_little_memory(case):
 @pytest.mark.parametrize("columns", [4, 64])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_products_of_16_bits_have_the_smaller_operand_on_the_left(dtype, columns):
-    """Of operands whose contracted axes come first, as in the gradient of the right operand: the other order takes twice the time."""
+    """The contracted axes of the operands come first, as in the gradient of the right operand: the other order takes twice the time."""
     args = [jnp.ones(shape, dtype) for shape in ((32, 16), (16, columns), (32, columns))]
     text = jax.jit(lambda a, b, y: jax.vjp(jaxext.matmul, a, b)[1](y)[1]).lower(*args).as_text("hlo")
     (left,) = re.findall(r"dot\((\S+),", text)

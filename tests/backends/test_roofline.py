@@ -69,7 +69,7 @@ def test_products_are_those_of_data_sheets(arch, ghz, bits, precision, teraflops
 
 @pytest.mark.parametrize(("arch", "device", "ghz", "l2", "memory"), MEASURED)
 def test_bytes_are_no_more_than_was_measured(arch, device, ghz, l2, memory):
-    """In 10^12 bytes per second; an L40 has 142 multiprocessors."""
+    """The unit is 10^12 bytes per second; an L40 has 142 multiprocessors."""
     gpu = machine(arch, device)
     gpu = dataclasses.replace(gpu, multiprocessors=142) if arch == 89 else gpu
     assert 0.8 * l2 < gpu.l2 * gpu.multiprocessors * ghz / 1000 < l2
@@ -102,7 +102,7 @@ def test_partial_results_are_written_and_read_again():
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_model_has_a_rate_of_its_own(name, monkeypatch):
-    """On a machine whose rates have no end, only starts, stores and launches are left; a slower one is slower, by at most its rates."""
+    """A machine with infinite rates has only starts, stores and launches left; a slower one is slower, by at most its rates."""
     model, problem, config = CASES[name]
 
     def clocks(**rates):

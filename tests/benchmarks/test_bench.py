@@ -76,7 +76,7 @@ def test_trial_run(tmp_path, capsys):
 
 @on_cpu
 def test_an_operation_of_a_user(tmp_path, capsys):
-    """By its own kernel and by no kernel that the operation does not have, which is no failure; another's kernel is not its own either."""
+    """Its own kernel is measured.  A kernel that the operation does not have is no failure, and another's kernel is not its own."""
     with registrations.undone():
         form = extend.define("bench_own", a="B M K", b="B K N", c="B M N")
 
@@ -127,14 +127,14 @@ def test_cases(arguments, names, capsys, tmp_path):
     ],
 )
 def test_what_there_is_not(arguments, sentence, monkeypatch):
-    """Which is said before anything is measured."""
+    """The error comes before anything is measured."""
     monkeypatch.setattr(cells, "measure", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(UsageError, match=sentence):
         run(*arguments)
 
 
 def test_no_table_counts(monkeypatch):
-    """Or to have tuned between two reports would be told as a change of the code."""
+    """A tuning between two reports would otherwise look like a change of the code."""
     seen = []
     explain = functools.partial(jaxext.explain(CONV.case("fprop", "float32").build("jaxext")), *struct(CONV.case("fprop", "float32")))
     monkeypatch.setattr(cells, "measure", lambda *_: seen.append(explain().rows[0].how) or sys.exit())
@@ -168,7 +168,7 @@ def test_bad_arguments(arguments):
 
 
 def test_reduced_or_not():
-    """Without a GPU twins unless --full is said, with one only if --reduced is; a problem for CPUs is as it is."""
+    """Problems are reduced without a GPU unless --full is given, and with one only if --reduced is; a problem for CPUs is never reduced."""
     large = dataclasses.replace(MATMUL, M=8192, N=8192, K=8192, name="large")
     for_cpus = dataclasses.replace(large, name="for CPUs", tags=frozenset({"cpu"}))
     with pytest.MonkeyPatch.context() as patch:
@@ -332,7 +332,7 @@ def test_wrong_and_broken_libraries():
 
 
 def test_nothing_right_is_left_in_memory(monkeypatch):
-    """What a kernel leaves unwritten must not be the right result of the library before it."""
+    """A kernel that leaves its result unwritten must not find the right result of the library before it."""
     order = []
     poison = random_operands.poison
     monkeypatch.setattr(
@@ -357,7 +357,7 @@ def test_no_truth_is_no_fault():
 
 
 def test_truth_without_float64():
-    """Of float32 with care, where XLA has no float64 for it."""
+    """The truth is a careful product of float32 where XLA has no float64 for it."""
     seen = []
 
     def function(operation):
@@ -380,7 +380,7 @@ def test_truth_without_float64():
 
 @pytest.mark.parametrize("good", [0, 2])
 def test_what_breaks_while_it_is_timed(good):
-    """Whether at once or after some samples."""
+    """The program fails at once or after some samples."""
 
     def sampler(program):
         if program.function is broken and good == 0:
@@ -403,7 +403,7 @@ def test_ctrl_c_is_no_failure_of_a_library():
 
 
 def test_a_mixture_is_measured_too(monkeypatch):
-    """What jaxext takes by itself is a library of its own where it is none of the others."""
+    """The choice of jaxext is a library of its own if it mixes others."""
 
     def rows(*names):
         return lambda _: lambda *_: types.SimpleNamespace(rows=[types.SimpleNamespace(chosen=name, how="so", refused={}) for name in names])
@@ -476,7 +476,7 @@ def test_strays():
 
 
 class CuPy(types.ModuleType):
-    """As much of CuPy as is called, on the host: arrays are numpy's, and cuBLAS multiplies matrices by columns."""
+    """The part of CuPy that is called, on the host: arrays are numpy's, and cuBLAS multiplies matrices by columns."""
 
     def __init__(self, monkeypatch):
         super().__init__("cupy")
@@ -504,7 +504,7 @@ class CuPy(types.ModuleType):
         dtype = np.dtype({0: np.float32, 2: np.float16, 14: jnp.bfloat16}[a_type])
 
         def matrix(pointer, leading, rows, columns):
-            """By columns, `leading` elements apart."""
+            """Return a matrix that is stored by columns, `leading` elements apart."""
             assert leading >= rows
             raw = (ctypes.c_char * (leading * columns * dtype.itemsize)).from_address(pointer)
             return np.frombuffer(raw, dtype).reshape(columns, leading).T[:rows]

@@ -21,7 +21,7 @@ def names(cases):
 
 
 def test_each_row_is_written_at_once(made_up, tmp_path):
-    """So that a kill loses no more than the row that is being measured, and the report says that it was killed, and in which."""
+    """A kill loses no more than the row that is being measured, and the report names that row."""
     path = tmp_path / "report.json"
     made_up.outcomes += [{}, {}, SystemExit(9)]
     with pytest.raises(SystemExit):
@@ -93,7 +93,7 @@ def test_a_run_goes_on_with_the_rows_whose_code_is_the_same(made_up, tmp_path, m
 
 
 def test_a_row_that_hangs_ends_the_process(monkeypatch):
-    """On a GPU, where nothing else ends a kernel that hangs; and the next row has as long again."""
+    """Nothing else ends a kernel that hangs on a GPU; the next row has as long again."""
     calls = []
     monkeypatch.setattr(bench.faulthandler, "dump_traceback_later", lambda seconds, exit, file: calls.append((seconds, exit)))
     monkeypatch.setattr(bench.faulthandler, "cancel_dump_traceback_later", lambda: calls.append("done"))
@@ -117,7 +117,7 @@ def test_a_lost_device_is_noticed(monkeypatch):
 
 
 def test_the_most_wanted_come_first(monkeypatch):
-    """On a GPU, where a run ends early: one case of each kind and role, and of these those that have targets, before a second of any."""
+    """A run on a GPU may end early: one case of each kind and role comes before a second of any, those with targets first."""
     monkeypatch.setattr(problems, "PROBLEMS", WHOLE_SUITE)
     monkeypatch.setattr(bench.jax, "default_backend", lambda: "gpu")
     asked = options()

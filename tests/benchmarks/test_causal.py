@@ -32,7 +32,7 @@ def test_what_it_tells(tmp_path, monkeypatch, capsys):
 
 
 def test_what_cannot_be_measured_says_why():
-    """By the columns of a GPU: on a CPU no kernel runs."""
+    """The columns are those of a GPU: on a CPU no kernel runs."""
     args = [jax.numpy.asarray(random(shape, np.float32, seed)) for seed, shape in enumerate([(2, 9, 4), (3, 4), (4,)])]
     row = causal.race(causal.on_gpu() | {"copy": lambda x, *_: -x}, args, timing.Wall(), 1, causal.sum_of_padded)
     assert row["ms"].keys() == {*causal.FORMS, "xla", "copy"} and row["error"].keys() == {*causal.FORMS, "xla"}

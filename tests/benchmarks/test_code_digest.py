@@ -118,7 +118,7 @@ def entry(device="H100", capability=90, **codes):
 
 @pytest.fixture
 def code(monkeypatch):
-    """What the code is now, by kind."""
+    """Return the digests of the code by kind, which a test may change."""
     now = dict(CODES)
     monkeypatch.setattr(record, "digests", lambda kinds, arch, device: {kind: now[kind] for kind in kinds if kind in now})
     monkeypatch.setattr(record, "compilers", lambda: HERE)
@@ -183,7 +183,7 @@ def test_what_a_machine_verified_is_added(code, path, tmp_path):
 
 
 def test_digests_are_those_of_the_cases(monkeypatch):
-    """Of a small list: the real kernels, compiled."""
+    """The real kernels of a small list are compiled."""
     from jaxext.verify import contact_list
 
     contacts = [contact for contact in contact_list.contacts() if "depthwise" in contact.name][:1]

@@ -138,7 +138,7 @@ def row_of(chosen, kind, *request):
 
 
 def test_a_library_that_hangs_dies_or_raises_leaves_the_row_what_it_has(monkeypatch, tmp_path):
-    """By processes.  One in which a library hangs or dies is replaced; one in which a library raises is not."""
+    """A process in which a library hangs or dies is replaced; one in which a library raises is not."""
     monkeypatch.setattr(headline_run, "LIMIT_S", 1)
     planted = {(0, "cuda"): "dies", (1, "triton"): "raises", (1, "cuda"): "refuses", (0, "lax"): "hangs"}
     worker, started, path = Worker(headline_stand_ins.serve, planted), [], tmp_path / "gpu.json"
@@ -241,7 +241,7 @@ def planted_report():
 
 
 def test_the_summary_is_short_and_its_table_last(tmp_path, capsys):
-    """However long the reasons are; and it is printed again from the file, without a device."""
+    """Reasons may be long.  The summary is printed again from the file, without a device."""
     text = headline_run.summary(planted_report())
     lines = text.splitlines()
     assert 8_000 < len(text) <= headline_run.MOST and len(lines) > 49

@@ -228,7 +228,7 @@ def test_reports_are_compared(tmp_path, capsys):
 
 
 class Asked:
-    """In a worker's place: answers with rows that are made up, and remembers for what it was asked."""
+    """A stand-in for a worker that answers with made-up rows and remembers the geometries that it was asked for."""
 
     def __init__(self):
         self.geometries = []

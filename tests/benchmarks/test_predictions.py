@@ -1,4 +1,4 @@
-"""What the models expect of the suite: never more than the machine has; the page of docs/; and quotients of made-up reports."""
+"""Predictions of the models for the suite: never faster than the machine; the page of docs/; and quotients of made-up reports."""
 
 import dataclasses
 import functools

@@ -88,7 +88,7 @@ def test_a_twin_computes_what_lax_does(problem):
 
 @pytest.mark.parametrize("case", [case for problem in select(tags=["own"]) for case in reduced(problem, SMALL).cases()], ids=named)
 def test_an_own_operation_is_what_lax_users_write(case):
-    """In the numbers of the problem, against float64; lax's form rounds between its operations."""
+    """The numbers are the problem's and the truth is in float64; lax's form rounds between its operations."""
     arrays = random_operands.normal(case.shapes, case.dtypes)
     with jax.enable_x64(True):
         right = jax.jit(case.truth)(*(x.astype(np.float64) for x in arrays))
@@ -144,7 +144,7 @@ def test_operations_of_a_network_are_those_that_are_left(role):
 
 
 def test_gradients_are_those_of_the_step():
-    """Per-example ones too, whose filter is one."""
+    """Per-example gradients, which have a single filter, are among them."""
     per_example = Conv(name="", x=(2, 5, 3), w=(2, 3, 4), batch=3, per_example=True)
     for problem in (per_example, Matmul(name="", M=3, N=4, K=5, B=2), Ragged(name="", sizes=(3, 0, 2), N=4, K=5)):
         rng = np.random.default_rng(0)
@@ -188,7 +188,7 @@ def check_twin(problem, flops):
 
 
 def test_twins_for_a_cpu():
-    """Those meant for one as they are; all that coincide as one, which has every role of theirs."""
+    """Problems for a CPU stay as they are; those that coincide become one, which has every role of theirs."""
     problems = [dataclasses.replace(problem, numbers=("tf32",)) for problem in PROBLEMS]
     chosen = twins(problems)
     assert [problem for problem in problems if "cpu" in problem.tags] == [problem for problem in chosen if "cpu" in problem.tags]

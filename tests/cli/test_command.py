@@ -65,7 +65,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def said(capsys, *arguments, status=0):
-    """What a command writes to stdout."""
+    """Return what a command writes to stdout."""
     assert command.main([*map(str, arguments)]) == status
     return capsys.readouterr().out
 
@@ -146,7 +146,7 @@ def test_an_interrupted_process_ends_at_once(monkeypatch):
 
 @pytest.mark.parametrize("arguments", [MATMUL, ["tune", "jax.numpy:sin", "f32[8]"], ["bench", "--list"], ["kernels"]], ids=lambda a: a[0])
 def test_where_json_cannot_go(arguments, capsys, monkeypatch):
-    """Said before any work."""
+    """The error comes before any work."""
     monkeypatch.setattr(jaxext, "explain", None)
     monkeypatch.setattr(jaxext, "tune", None)
     assert "--json: " in refused(capsys, *arguments, "--json", "/dev/null/it.json")
@@ -179,7 +179,7 @@ def test_json_has_no_numbers_that_json_has_not():
 
 
 def test_no_cell_is_lost(capsys, monkeypatch):
-    """Nor taken for markup.  A terminal folds cells, elsewhere a row is a line."""
+    """No cell is taken for markup.  A terminal folds cells, elsewhere a row is a line."""
     cells = ("[red]x[/red]", ":warning:", "word " * 100)
     terminal.show(terminal.Grid("[title]", ("a", "b", "c"), [cells]))
     title, head, row = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""How commands end where something around them is missing: in one line, with status 1 or 2, and without a lock file left behind."""
+"""Ends of commands where something around them is missing: one line, status 1 or 2, and no lock file left behind."""
 
 import os
 import pathlib
@@ -88,7 +88,7 @@ def test_an_error_of_the_users_is_none_of_the_output(monkeypatch):
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="no /proc here")
 def test_json_where_no_file_can_be_made(capsys, monkeypatch):
-    """Said before any work; permissions do not tell."""
+    """The error comes before any work; permissions do not show it."""
     monkeypatch.setattr(jaxext, "explain", None)
     assert ends(capsys, 2, *MATMUL, "--json", "/proc/x.json").endswith("--json: /proc/x.json cannot be written")
 
@@ -128,7 +128,7 @@ def test_what_needs_no_working_directory(capsys, deleted):
     "arguments", [["cache", "show"], MATMUL, ["info"], ["bench", "--tags", "mlp"], ["tune", "--tags", "mlp"]], ids=lambda a: a[0]
 )
 def test_no_device(arguments, error, capsys, monkeypatch):
-    """As with JAX_PLATFORMS=cuda where there is no GPU."""
+    """JAX_PLATFORMS=cuda is set and there is no GPU."""
 
     def none(*_):
         raise error

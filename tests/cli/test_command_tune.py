@@ -38,7 +38,7 @@ def test_tune(capsys, tmp_path, cache):
 
 @pytest.fixture
 def stand_in_for_tune(monkeypatch):
-    """What `jaxext.tune` is asked; it finds a candidate that is wrong in whatever has a 7 in its shapes."""
+    """Return the calls of `jaxext.tune`; its stand-in finds a wrong candidate for shapes with a 7."""
     asked = []
 
     def tune(fun, *, progress, **options):
@@ -60,7 +60,7 @@ def test_tune_tells_what_is_wrong(capsys, stand_in_for_tune):
 
 
 def test_tune_interrupted(capsys, stand_in_for_tune, monkeypatch):
-    """What was measured before is told."""
+    """Measurements before the interrupt are printed."""
     tune = jaxext.tune
 
     def interrupted(fun, **options):

@@ -82,7 +82,7 @@ GONE = {
 
 
 def place(f) -> tuple[Any, Any]:
-    """Of the label in the only result of a function of `X`, and that result."""
+    """Return the place of the label in the only result of a function of `X`, and that result."""
     closed, result = jax.make_jaxpr(f, return_shape=True)(X)
     (found,) = follow(closed.jaxpr, [0])
     return found, result
@@ -103,7 +103,7 @@ def test_elements_that_are_coupled(name):
 
 @pytest.mark.parametrize("name", GONE)
 def test_an_axis_that_is_lost(name):
-    """Whatever follows: nothing is said."""
+    """The label stays lost in all that follows."""
     for f in (GONE[name], lambda x: GONE[name](x).sum()):
         assert place(f)[0] == LOST
 

@@ -100,7 +100,7 @@ def test_window_labels_are_one_axis_each():
 
 
 def test_dimension_numbers():
-    """In the order of the left operand; what is in both operands and the result is a batch, what is not in the result is summed."""
+    """The order is the left operand's; labels of both operands and the result are batches, labels that the result lacks are summed."""
     assert dimension_numbers("zij", "jkz", "zik") == (((2,), (0,)), ((0,), (2,)))
     assert dimension_numbers("ij", "kl", "ijkl") == (((), ()), ((), ()))
     assert dimension_numbers("iab", "bja", "ij") == (((1, 2), (2, 0)), ((), ()))
@@ -130,7 +130,7 @@ def test_each_role_is_the_transpose_of_the_others():
 
 @pytest.mark.parametrize("mapped", ["u", "v", "uv"])
 def test_a_mapped_axis_joins_the_label_of_the_mapped_slots(mapped):
-    """Whatever position it has, it is moved in front of its label and nothing is merged: one product, of one more rank."""
+    """The axis moves from any position to the front of its label and nothing is merged: one product, of one more rank."""
     u, v, _ = operands()
 
     def grow(x, d):
@@ -146,7 +146,7 @@ def test_a_mapped_axis_joins_the_label_of_the_mapped_slots(mapped):
 
 
 def test_rules_leave_the_static_parameters_alone():
-    """What the user named governs every product that the rules make of his."""
+    """Parameters that the user named govern every product that the rules derive."""
     u, v, t = operands()
     f = functools.partial(product, implementation="einsum")
     jaxpr = jax.make_jaxpr(jax.vmap(lambda u: jax.vjp(f, u, v)[1](t)))(u[None])
@@ -189,7 +189,7 @@ def calls():
 
 
 def test_choice():
-    """In order of preference; each that is not taken has a reason."""
+    """The first in order of preference is taken; each of the others has a reason."""
     by_slot = calls()
     both = (REFUSING, EINSUM)
     assert choose(by_slot["t"], both, None).implementation == "refusing"
@@ -224,7 +224,7 @@ def test_choice_by_measurements():
 
 
 def test_xla_is_to_beat_even_by_what_is_gone():
-    """Where the last implementation's fastest config is no candidate any more, no other implementation wins by a greater time."""
+    """No implementation wins by a greater time than the last one's fastest config, even if that is no candidate any more."""
     call, both = calls()["t"], (REFUSING, EINSUM)
     gone, other = measurement("einsum", "gone", 1.0), measurement("refusing", "again", 1.5)
     choice = choose(call, both, None, [other, gone, measurement("einsum", "einsum", 9.0), measurement("einsum", "again", 2.0)])
@@ -243,7 +243,7 @@ def test_a_problem_in_one_line():
 
 
 def test_a_named_implementation_that_refuses_raises_its_reason():
-    """Also when only the backward pass is refused; and never falls back in silence."""
+    """It raises it too if only the backward pass is refused, and never falls back silently."""
     u, v, t = operands()
     f = functools.partial(product, implementation="refusing")
     REFUSING.asked.clear()

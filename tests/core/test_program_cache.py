@@ -51,9 +51,8 @@ both()
 
 
 def test_a_second_process_finds_the_programs_of_the_first(tmp_path):
-    """With jax's default settings it found none, and with the address of the callback left out of the key, convolutions that differ in
-    their padding were taken for one.
-    """
+    """The cache found none under jax's default settings, and took convolutions that differ in their padding for one when its key left out
+    the address of the callback."""
     env = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -135,7 +134,7 @@ def test_code_of_a_user_without_a_version_is_compiled_anew():
 
 
 def test_programs_tell_tables_and_code_apart(monkeypatch):
-    """Or the cache would give the program that another decided: XLA asks for the parts only when it compiles."""
+    """The cache would otherwise give a program that another table decided: XLA asks for the parts only when it compiles."""
     a, b = place(np.ones((8, 4), np.float32), P("data")), np.ones((4, 2), np.float32)
 
     def known_as():
@@ -156,7 +155,7 @@ def test_programs_tell_tables_and_code_apart(monkeypatch):
 
 
 def test_numbers_that_print_alike_are_told_apart():
-    """On several devices the second product was taken for the first: their scales agree in six digits."""
+    """Several devices took the second product for the first: their scales agree in six digits."""
     mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.enable_x64(True):
         x = jax.device_put(np.random.default_rng(0).normal(size=(8, 16)), jax.NamedSharding(mesh, P("a")))

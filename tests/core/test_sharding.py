@@ -77,7 +77,7 @@ SPLITS = (
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(("problem", "split"), SPLITS, ids=lambda v: str(v) if isinstance(v, Problem) else "-".join(v))
 def test_labels_are_split_as_they_lie(problem, split, role):
-    """Right result, its labels split as the operands' are, and one all-reduce exactly where a contracted label is split."""
+    """The result is right, its labels are split as the operands' are, and a split contracted label makes one all-reduce."""
     first, second, open = problem.slots(role)
     a, b = problem.operands(role)
     want = truth(problem, role, a, b)

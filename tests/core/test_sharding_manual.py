@@ -59,9 +59,8 @@ def total(problem, w, x):
 
 @checked
 def test_gradient_of_a_replicated_filter(check_vma):
-    """Without the varying axes in the types the forward is right and this is silently wrong: the parts are not added.  For the other
-    problems see test_conformance.
-    """
+    """The forward is right without the varying axes in the types, but this gradient is silently wrong: the parts are not added.  The other
+    problems are in test_conformance."""
     problem = CONV1D
     x, w = problem.operands("fprop")
     want = jax.jit(jax.grad(functools.partial(total, problem), (0, 1)))(w, x)
@@ -193,8 +192,8 @@ def test_vmap_of_shard_map_with_an_axis_name():
 
 @pytest.mark.parametrize("problem", [CONV2D, GROUPED, DEPTHWISE], ids=str)
 def test_two_automatic_axes_beside_a_manual_one(problem):
-    """Here lax's filter gradient of groups, and of filters that vmap made into groups, is multiplied by the size of the idle axis: XLA must
-    never be given a grouped convolution to partition.
+    """The filter gradient of lax, of groups and of filters that vmap made into groups, is multiplied by the size of the idle axis here: XLA
+    must never be given a grouped convolution to partition.
     """
     mesh = jax.make_mesh((2, 2, 2), ("data", "model", "idle"), axis_types=(AxisType.Auto,) * 3)
     gradient = jax.grad(functools.partial(total, problem))
@@ -210,7 +209,7 @@ def test_two_automatic_axes_beside_a_manual_one(problem):
 
 
 def test_space_split_over_an_automatic_axis_beside_an_idle_one():
-    """Here lax's filter gradient is multiplied by the size of the idle axis, of dense convolutions too."""
+    """The filter gradient of lax is multiplied by the size of the idle axis here, of dense convolutions too."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "model", "idle"), axis_types=(AxisType.Auto,) * 3)
     x, w = integers((4, 8, 8, 3)), integers((3, 3, 3, 4), 1)
     gradient = jax.jit(jax.grad(lambda w, x: jnp.sum(conv((1, 1), "SAME", NHWC)(OURS, x, w) ** 2)))

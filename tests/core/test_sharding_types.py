@@ -39,7 +39,7 @@ MIXED = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit, 
 
 
 def trim(spec) -> P:
-    """Without the Nones at the end."""
+    """Remove the Nones at the end."""
     parts = list(spec)
     while parts and parts[-1] is None:
         parts.pop()
@@ -319,7 +319,7 @@ def test_bfloat16_parts_of_a_sum_beside_an_automatic_axis(problem, mesh):
 
 
 def test_shard_map_on_an_explicit_mesh():
-    """Inside there are no shardings in the types any more, or only those of the other axes."""
+    """The types inside have no shardings any more, or only those of the other axes."""
     x, w = DEPTHWISE.operands("fprop")
     grad = jax.grad(lambda w, x: jnp.sum(DEPTHWISE.call(OURS, x, w) ** 2))
     want = jax.jit(grad)(w, x)
@@ -330,7 +330,7 @@ def test_shard_map_on_an_explicit_mesh():
 
 
 def test_eager_and_batched_matmul():
-    """Without jit, and through `jnp.matmul`'s broadcasting."""
+    """The product runs without jit and broadcasts as `jnp.matmul` does."""
     a, b = integers((8, 4, 16)), integers((16, 8), 1)
     with jax.set_mesh(EXPLICIT):
         got = jaxext.matmul(place(a, P("data"), EXPLICIT), place(b, P(None, "model"), EXPLICIT))
@@ -364,7 +364,7 @@ def test_out_sharding_of_groups_that_devices_divide_moves_nothing():
 
 
 def test_gradient_of_an_operand_on_no_mesh():
-    """Made before the mesh was set, it has no sharding of its own: its gradient is whole, as jnp's is."""
+    """An operand that was made before the mesh was set has no sharding of its own: its gradient is replicated, as jnp's is."""
     w = jnp.ones((8, 4), jnp.float32)
     with jax.set_mesh(EXPLICIT):
         x = jax.device_put(integers((16, 8)), P("data"))

@@ -35,7 +35,7 @@ few_problems = pytest.mark.parametrize("problem", FEW, ids=str)
 
 
 def loss(problem: Problem, ops, x, w):
-    """Of degree four and full of integers, so that derivatives of every order are exact; both operands are used twice."""
+    """Compute a polynomial of degree four in integers, so that derivatives of every order are exact; both operands are used twice."""
     y = problem.call(ops, x, w)
     return jnp.sum(y * y) + jnp.sum(problem.call(ops, x * x, w))
 

@@ -92,7 +92,7 @@ def test_control_flow(program):
 
 
 def test_while_loop():
-    """As often as the data say: values, tangents and vmap (reverse mode has none, in jax)."""
+    """The data decide the number of steps; values, tangents and vmap are compared (reverse mode has none, in jax)."""
 
     def program(ops, x, w):
         return lax.while_loop(lambda s: jnp.sum(s[0]) < 60, lambda s: (step(ops, s[0], w) + s[1], s[1] + 1), (x, jnp.ones((), x.dtype)))
@@ -264,9 +264,8 @@ def test_export_with_a_symbolic_batch(problem):
 
 @pytest.mark.parametrize(("problem", "axis"), in_turn(DOT, CONV2D, GROUPED, DEPTHWISE, BATCH_GROUPS), ids=str)
 def test_export_of_a_sharded_program(problem, axis):
-    """For eight devices: custom_partitioning cannot be written, so XLA's partitioner gets only what it does right (no grouped convolution).
-    The batch over one axis, and over the other nothing or the filters.
-    """
+    """The program has eight devices: custom_partitioning cannot be written, so XLA's partitioner gets only what it does right (no grouped
+    convolution).  One axis splits the batch, the other nothing or the filters."""
     x, w = problem.operands("fprop")
     f = jax.value_and_grad(functools.partial(total, problem), (0, 1))
     specs = P(axis), P(*(None,) * (w.ndim - 1), "model") if axis == "data" else P()
@@ -310,7 +309,7 @@ def test_windows_of_an_exported_program_stay_whole(problem):
 
 @pytest.mark.parametrize("name", ["matmul", *OF_ONE_MATRIX])
 def test_batches_of_an_exported_program_stay_with_their_sums(name):
-    """With the batch over one mesh axis and the sum over the other, and the result asked otherwise, XLA multiplied other matrices."""
+    """XLA multiplied other matrices if one mesh axis split the batch, the other the sum, and the result was asked for otherwise."""
     x, w = integers((4, 4, 4)), integers((4, 4, 4), 1)
     fn = (lambda x, w: OF_ONE_MATRIX[name](x)) if name in OF_ONE_MATRIX else jaxext.matmul
     asked = lambda x, w: lax.with_sharding_constraint(fn(x, w), NamedSharding(MESH, P("model", "data")))

@@ -235,7 +235,7 @@ def test_explicit_meshes_say_in_types_how_devices_split():
 
 
 def test_operations_in_between():
-    """Those with a jaxpr inside that is no part of the program's flow, and those that drop, add, cut or move axes."""
+    """Some have a jaxpr inside that is no part of the program's flow; others drop, add, cut or move axes."""
     ways = {
         "reduce": lambda x: lax.reduce(x[None], np.float32(0), lambda a, b: a + b, (0,)),
         "sum": lambda x: jnp.stack([x, x], 2).sum(2),
@@ -392,7 +392,7 @@ def test_it_measures():
 
 
 def test_it_measures_in_a_loop():
-    """Where lax is slow in a loop alone."""
+    """The call is one that lax is slow at in a loop alone."""
     x, w = struct(2, 4, 8, 8), struct(3, 4, 4, 3, 3)
     layers = lambda x, w: lax.scan(lambda x, w: (lax.conv(x, w, (1, 1), "SAME"), None), x, w)[0]
     (finding,) = jaxext.doctor(layers, measure=True)(x, w).findings

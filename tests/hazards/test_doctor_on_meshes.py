@@ -60,7 +60,7 @@ def splits(mesh, shapes) -> Iterator[tuple[Any, list[list[tuple[str, ...]]]]]:
 
 
 def loss(product, x, w):
-    """Not linear in the product."""
+    """Return a loss that is not linear in the product."""
     return (product(x, w) ** 2).sum() / 2
 
 

@@ -59,7 +59,7 @@ class Program:
         return [x if t.sharding is None else jax.device_put(x, t.sharding) for x, t in zip(self.operands(), self.types, strict=True)]
 
     def is_wrong(self):
-        """Whether it is wrong on its mesh, in its dtype or in one jit: compared with one device, float64 and operation by operation."""
+        """Return whether it is wrong on its mesh, in its dtype or in one jit, against one device, float64 and operation by operation."""
         want = jax.tree.leaves(self.function(*self.operands(np.float64)))
         got = jax.tree.leaves(jax.jit(self.function)(*self.split()))
         return not all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
@@ -185,7 +185,7 @@ def squares(x):
 
 
 def norm_of_gradient(labels):
-    """Of a loss that is linear in the product."""
+    """Return a function that gives the norm of the gradient of a loss that is linear in the product."""
     return lambda x: squares(jax.grad(lambda w: jnp.einsum(labels, x, w).sum())(jnp.ones_like(x)))
 
 

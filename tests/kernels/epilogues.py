@@ -1,4 +1,4 @@
-"""What an epilogue is, in float64, and operands for it."""
+"""Epilogues in float64, and operands for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def result_slot(problem: Any) -> str:
 
 
 def shapes(problem: Any) -> dict[str, tuple[int, ...]]:
-    """Of all arrays of a problem with an epilogue, results included."""
+    """Return the shapes of all arrays of a problem with an epilogue, results included."""
     of = dict(problem.shapes)
     y = of[result_slot(problem)]
     z = (*y[:-1], 2, y[-1]) if problem.epilogue.gated else y
@@ -78,7 +78,7 @@ def true(problem: Any, sums: np.ndarray, operands: dict[str, np.ndarray]) -> lis
 
 
 def scales(problem: Any, magnitudes: np.ndarray, operands: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """What results stray in proportion to, in float32: sums of magnitudes, and what the activation makes of those."""
+    """Return the scales of errors in float32: sums of magnitudes, and what the activation makes of those."""
     epilogue, z = problem.epilogue, magnitudes
     if epilogue.bias:
         z = z + beside_channels(problem, np.abs(operands["bias"].astype(np.float64)))

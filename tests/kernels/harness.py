@@ -106,7 +106,7 @@ class Sparse:
         return math.prod(self.shape) * DTYPES[self.dtype_name].itemsize
 
     def in_file(self, path: pathlib.Path) -> np.ndarray:
-        """Only those pages exist that are touched."""
+        """Return the array in a file, of which only the touched pages exist."""
         array = np.memmap(path, DTYPES[self.dtype_name], "w+", shape=self.shape).view(np.ndarray)
         array[self.place] = self.values
         return array
@@ -121,7 +121,7 @@ class Sparse:
 def run_large(
     launch: Launch, operands: Mapping[str, Sparse], result: Sparse, folder: pathlib.Path, programs: Sequence[int] | None = None
 ) -> np.ndarray:
-    """What `launch` makes of the operands, by slot, at the result's place.
+    """Return the result of `launch` for the operands, by slot, at the result's place.
 
     On a GPU the arrays are real.  In the interpreter they are files, and only these programs run, or the last one.
     """
@@ -163,7 +163,7 @@ def _skip_what_takes_too_much(memory: int) -> None:
 
 
 def corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Where an array of that shape lies in the end of a larger one."""
+    """Return the slices of an array of that shape at the end of a larger one."""
     return tuple(slice(-size, None) for size in shape)
 
 

@@ -35,7 +35,7 @@ def problem(
     input_dilation: Sizes = 1,
     filter_dilation: Sizes = 1,
 ) -> ConvProblem:
-    """Of role fprop in float32; sizes per axis, the last ones, and one number for all of them or one for each."""
+    """Return a problem of role fprop in float32; sizes are of the last axes, one number for all of them or one for each."""
     rank = len(input)
 
     def three(value: Sizes, missing: int) -> tuple[int, int, int]:
@@ -242,7 +242,7 @@ class TestDepthwise(Suite):
 @pytest.mark.parametrize("role", ["fprop", "dgrad"])
 @pytest.mark.parametrize("taps, dilation", [(4, 1), (31, 1), (21, 2)])
 def test_an_infinity_reaches_only_targets_that_meet_it(taps, dilation, role):
-    """In the future of a causal convolution it made NaN of the past, where the last piece of a row of the filter was not full."""
+    """An infinity in the future of a causal convolution made NaN of the past if the last piece of a row of the filter was not full."""
     case = of_role(problem((24,), (taps,), G=2, low=taps - 1, high=dilation - 1, input_dilation=dilation), role)
     operands = operands_of(case)
     source = operands["x" if role == "fprop" else "y"]

@@ -164,7 +164,7 @@ def test_integers(kernel):
 @pytest.mark.parametrize("bias", [None, "fp16"], ids=str)
 @each_kernel
 def test_parts(kernel, bias, residual, saves):
-    """What is absent is not read; what is there has a dtype of its own."""
+    """An absent operand is not read; each operand has a dtype of its own."""
     call = fused(kernel, activation="silu", bias=bias, residual=residual, saves=saves)
     assert call.launch.results == 1 + saves
     assert {*call.launch.operands[2:]} <= {call.launch.operands[0], "bias", "residual"}
@@ -193,7 +193,7 @@ def test_a_call_of_a_jax_program(kernel, saves):
 
 
 def activated(z: np.ndarray, activation: str, dtype: str = "fp32") -> np.ndarray:
-    """Of one row of sums, which are z itself."""
+    """Return the activation of one row of sums, which are z itself."""
     problem = with_epilogue(test_matmul.a_problem("nn", (1, 1, z.size, 1), ("fp32", "fp32", dtype)), activation=activation)
     launch = matmul.launch(problem, matmul.Config(tile_m=16, tile_n=256, tile_k=16))
     with np.errstate(all="ignore"):
@@ -202,7 +202,7 @@ def activated(z: np.ndarray, activation: str, dtype: str = "fp32") -> np.ndarray
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_are_exact_to_the_last_bits_of_float32(activation):
-    """In its own units, however small the value: where it cancels for one who computes 1 + tanh or 1 + erf, and far beyond.
+    """Errors are in units of the value, however small: where 1 + tanh or 1 + erf cancels, and far beyond.
 
     What is left of the least normal numbers may be lost.  The tanh of "gelu_tanh" has an argument that is rounded first.
     """
@@ -216,7 +216,7 @@ def test_activations_are_exact_to_the_last_bits_of_float32(activation):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_infinities_and_nan(activation):
-    """As jax.nn has them."""
+    """They become what jax.nn makes of them."""
     of_jax = {
         "gelu": lambda z: jax.nn.gelu(z, approximate=False),
         "gelu_tanh": jax.nn.gelu,
@@ -236,7 +236,7 @@ def test_offsets_of_a_gated_product_may_need_64_bits():
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
 @each_kernel
 def test_candidates_have_one_part(kernel, arch):
-    """Where the plain problem has more."""
+    """The plain problem has more."""
     plain: Any = {
         "matmul": test_matmul.a_problem("nn", (1, 64, 64, 100_000), ("bf16",) * 3, arch=arch),
         "conv": test_conv.a_problem("fprop", C=4096, K=64, input=(4, 4), dtypes=("bf16",) * 3, arch=arch),

@@ -119,7 +119,7 @@ class TestGram(Suite):
 @pytest.mark.parametrize("ratio", gram.RATIOS)
 @pytest.mark.parametrize("count", [*range(1, 12), 31, 32])
 def test_each_tile_of_the_triangle_is_computed_once(count, ratio):
-    """By the mapping of the kernel, in Python."""
+    """The kernel's mapping is repeated in Python."""
     config = dataclasses.replace(CONFIG, tile_m=16 * ratio)
     rows, cols, _ = gram.tiles(a_problem(16 * ratio * count), config)
     even = 1 - count % 2
@@ -133,7 +133,7 @@ def test_each_tile_of_the_triangle_is_computed_once(count, ratio):
 
 
 def test_only_half_of_the_addend_is_read():
-    """That on and below the diagonal: the rest may be anything."""
+    """Elements above the diagonal may be anything."""
     problem = a_problem(40, 24, addend="fp32", of_addend=1.0)
     call = GramCall(problem)
     operands = call.operands()
@@ -149,7 +149,7 @@ def test_every_transformation():
 
 @interpreted
 def test_newton_schulz():
-    """By this kernel and that of matrix products alone, also of no rows."""
+    """This kernel and that of matrix products compute it alone, also for no rows."""
     x = random((2, 20, 33), np.float32, 0)
     ours, plain = (jaxext.newton_schulz(x, 2, implementation=name, precision="highest") for name in ("triton", "xla"))
     np.testing.assert_allclose(ours, plain, atol=1e-4)

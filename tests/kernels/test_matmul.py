@@ -146,7 +146,7 @@ def multiplied(precision, pair):
 
 @pytest.mark.parametrize("precision", accuracy.EXACT)
 def test_how_exact_a_precision_is(precision):
-    """As of what the compiler makes (tests/ptx/test_float32_accuracy.py).  Tensor cores cut sums off: 3.0 times the error for "mixed"."""
+    """Limits are for compiled code (tests/ptx/test_float32_accuracy.py).  Tensor cores cut sums off: 3.0 times the error for "mixed"."""
     factor = 2 if interpreting() or precision == "ieee" else 4
     for name, pair in accuracy.FINITE.items():
         a, b, got = multiplied(precision, pair)
@@ -163,7 +163,7 @@ def test_infinities_stay(precision):
 
 @pytest.mark.parametrize("role", ["nn", "tn"])
 def test_tf32_keeps_ten_bits(role):
-    """Where a tile goes through registers the bits that TF32 lacks are dropped by hand: those and no others."""
+    """A tile that goes through registers loses the bits that TF32 lacks by hand: those and no others."""
     problem = a_problem(role, (1, 16, 16, 16), precision="tf32")
     call = MatmulCall(problem)
     operands = {slot: (1 + np.abs(x) * 2.0**-10).astype(np.float32) for slot, x in call.operands().items()}
@@ -188,7 +188,7 @@ def test_wide_offsets(role):
 
 
 def test_no_candidate_has_more_programs_than_a_grid():
-    """Where small tiles are too many, large ones are not."""
+    """Large tiles remain where small ones are too many."""
     problem = a_problem("nn", (2**28, 64, 64, 64), ("bf16",) * 3)
     assert {config.tile_m * config.tile_n for config in matmul.candidates(problem)} >= {64 * 64, 128 * 256}
     for config in matmul.candidates(problem):

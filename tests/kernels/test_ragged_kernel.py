@@ -42,7 +42,7 @@ def a_problem(role, ranges, rows=48, B=1, P=1, R=1, K=21, N=19, dtypes=("fp32",)
 
 
 def ranges_of(sizes, B=1, P=1, offset=0) -> tuple[np.ndarray, np.ndarray]:
-    """As companions, the groups of each p one further than those before."""
+    """Return the begin and the end of each group; the sizes are rotated by one from each p to the next."""
     each = np.stack([np.roll(sizes, i) for i in range(B * P)]).reshape(B, P, -1)
     end = offset + np.cumsum(each, -1)
     return (end - each).astype(np.int32), end.astype(np.int32)
@@ -77,7 +77,7 @@ def some_operands(problem, begin, end, integers=True) -> dict[str, np.ndarray]:
 
 
 def rows_of(problem, begin, end) -> tuple[np.ndarray, np.ndarray]:
-    """Which rows have a group, and which group (any, for those that have none): [B,P,1,M]."""
+    """Return which rows have a group, and which group (any, for those that have none): [B,P,1,M]."""
     row = np.arange(problem.M)
     inside = (begin[..., None] <= row) & (row < end[..., None])  # [B,P,G,M]
     return inside.any(2)[:, :, None], inside.argmax(2)[:, :, None]

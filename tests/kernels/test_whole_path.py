@@ -55,7 +55,7 @@ def triton():
 
 
 def total(problem, ops, x, w):
-    """Of degree two, so that its derivatives are integers too."""
+    """Compute a sum of degree two, so that its derivatives are integers too."""
     return jnp.sum(problem.call(ops, x, w) ** 2)
 
 

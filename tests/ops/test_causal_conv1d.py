@@ -23,7 +23,7 @@ SILU = {None: lambda z: z, "silu": lambda z: z * special.expit(z)}
 
 
 def true(x, w, bias=None, seq_idx=None, state=None, activation=None):
-    """In float64, step by step."""
+    """Compute the convolution in float64, step by step."""
     x, w = np.asarray(x, np.float64), np.asarray(w, np.float64)
     taps, steps = len(w), x.shape[-2]
     z = np.zeros_like(x)
@@ -50,6 +50,7 @@ def near(got, want, *, dtype=jnp.float32, units=8):
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=units * eps, atol=units * eps * np.abs(want).max(initial=1))
 
 
+@pytest.mark.sampled(57)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("steps", [1, 2, 8, 16, 151])
 @pytest.mark.parametrize("taps", [1, 2, 3, 4, 31])
@@ -70,7 +71,7 @@ LENGTHS = [(13,), (1, 1, 11), (4, 9), (3, 0, 5, 5), (2,) * 6 + (1,)]
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("taps", [1, 2, 4, 7])
 def test_packed_sequences_are_separate_ones(taps, lengths, dtype):
-    """Up to the last bits: XLA decides where it fuses a product and a sum, which rounds once."""
+    """They agree up to the last bits: XLA decides where it fuses a product and a sum, which rounds once."""
     x, w, bias, _ = some(dtype, taps)
     seq_idx = np.broadcast_to(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), x.shape[:-1])
     convolve = functools.partial(jaxext.causal_conv1d, w=w, bias=bias, activation="silu")
@@ -83,7 +84,7 @@ def test_packed_sequences_are_separate_ones(taps, lengths, dtype):
 @pytest.mark.parametrize("taps", [2, 4, 9])
 @pytest.mark.parametrize("cuts", [(5,), (1, 2, 3), (6, 12)], ids=str)
 def test_pieces_are_the_whole(taps, cuts):
-    """With the state of each piece for the next, also where a piece is shorter than the state."""
+    """Each piece starts from the state of the piece before, also where a piece is shorter than the state."""
     x, w, bias, state = some(jnp.float32, taps)
     convolve = functools.partial(jaxext.causal_conv1d, w=w, bias=bias, activation="silu", return_final_states=True)
     whole, last = convolve(x, initial_states=state)
@@ -138,7 +139,7 @@ def test_precision():
 
 
 def plain(x, w, bias, state, activation=jax.nn.silu):
-    """In jnp."""
+    """Compute the convolution in jnp."""
     taps, steps = w.shape[0], x.shape[-2]
     read = jnp.concatenate([state, x], -2)
     z = sum(read[..., i : i + steps, :] * jnp.broadcast_to(w[i], x.shape) for i in range(taps))
@@ -156,6 +157,7 @@ def test_every_transformation():
     report.raise_if_failed()
 
 
+@pytest.mark.slow
 def test_every_transformation_of_packed_ones():
     """The first sequence of each row has a state."""
     x, w, bias, state = some(jnp.float32, 3, 6, 4)
@@ -175,7 +177,7 @@ def test_every_transformation_of_packed_ones():
 
 
 def test_only_operands_are_kept_for_the_derivative():
-    """Neither the result nor the input of the activation."""
+    """The result and the input of the activation are not kept."""
     x, w, bias, _ = some(jnp.float32)
     pullback = jax.vjp(functools.partial(jaxext.causal_conv1d, activation="silu"), x, w, bias)[1]
     assert sorted(of.shape for of in jax.tree.leaves(pullback)) == sorted(of.shape for of in (x, w, bias))
@@ -271,6 +273,7 @@ def test_export_and_scan():
 # Step by step.
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("circle", [False, True], ids=["in order", "circle"])
 @pytest.mark.parametrize("steps", [None, 1, 3, 6])
@@ -343,7 +346,7 @@ def test_states_of_a_larger_buffer_on_an_explicit_mesh(split):
     + [(mode, mapped) for mode in ("circle", "rows") for mapped in ("x", "state", "numbers", "x numbers")],
 )
 def test_updates_mapped_over_an_axis_of_an_explicit_mesh(mapped, mode, placed):
-    """What is mapped is split, also where it is the steps or rows alone; the rest is on every device, or on no mesh."""
+    """A mapped argument is split, even if it is the steps or rows alone; the others are on every device, or on no mesh."""
     x, w, bias, _ = some(jnp.float32, 3, 4, batch=(4, 2))
     state = jnp.asarray(random((4, 2, 5, 8) if mode != "rows" else (4, 6, 2, 8), np.float32, 9))
     numbers = jnp.array([[0, 3], [1, 4], [7, 5], [2, -1 if mode == "rows" else 9]], jnp.int32)
@@ -368,7 +371,7 @@ def test_updates_mapped_over_an_axis_of_an_explicit_mesh(mapped, mode, placed):
 
 @pytest.mark.parametrize("split", [*itertools.product([P(), P("d")], repeat=3)], ids=str)
 def test_updates_with_parts_of_the_sequences_on_an_explicit_mesh(split):
-    """Of x, the state and the steps some may be whole, as for `causal_conv1d`."""
+    """Each of x, the state and the steps may be unsplit, as for `causal_conv1d`."""
     x, w, bias, _ = some(jnp.float32, 3, 4, batch=(4,))
     args = x, jnp.asarray(random((4, 5, 8), np.float32, 9)), jnp.array([0, 4, 7, 9], jnp.int32)
     update = jax.jit(lambda x, state, lengths: jaxext.causal_conv1d_update(x, state, w, bias, cache_seqlens=lengths))
@@ -382,7 +385,7 @@ def test_updates_with_parts_of_the_sequences_on_an_explicit_mesh(split):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32], ids=lambda dtype: np.dtype(dtype).name)
 def test_numbers_of_steps_and_rows_are_integers_of_any_dtype(dtype):
-    """Of few bits, which count fewer steps or rows than there are, and without a sign, in which no step is before the first."""
+    """Types of few bits count fewer steps or rows than there are; types without a sign have no step before the first."""
     x, w, bias, state = some(jnp.float32, 3, 4, batch=(3,))
     state = jnp.asarray(random((3, 5, 8), np.float32, 9))
     lengths = np.array([1, 126, 127])

@@ -72,12 +72,12 @@ def test_a_policy_of_jax_that_knows_lax_alone(name):
     ],
 )
 def test_no_other_policy(policy):
-    """None that saves ours, none that would not save lax's, and none of the user's."""
+    """A policy warns of nothing if it saves ours, would not save lax's, or is the user's."""
     assert warned(policy) == (set(), set())
 
 
 def test_what_lax_would_compute_again_too():
-    """Under a policy for products without batch axes: products with them, and convolutions."""
+    """A policy for products without batch axes saves no product with them, and no convolution."""
     batch, image = jnp.stack([X, X]), jnp.ones((1, 2, 5), "float32")
     policy = JAX.dots_with_no_batch_dims_saveable
     assert warned(policy, net, batch, batch) == (set(), set())
@@ -88,7 +88,7 @@ def test_what_lax_would_compute_again_too():
 
 
 def test_products_that_nobody_wrote():
-    """Within a scan, and where a context put ours in the place of lax's."""
+    """The product stands in a scan, once where a context put ours in the place of lax's."""
 
     def loop(w, x):
         return jnp.sum(lax.scan(lambda c, _: (jnp.sin(c @ w), None), x, None, length=2)[0])

@@ -198,7 +198,7 @@ EARLIER = "conv_general_dilated: (lhs_dilation|rhs_dilation|window_strides|.*dim
 
 
 def difference(want, got, namesake, given):
-    """None, or a sentence."""
+    """Return the difference as a sentence, or None."""
     if isinstance(got, ValueError | TypeError) and not isinstance(want, Exception):
         if re.match(EARLIER, str(got)) is None:
             return f"want {want}, got {got!r:.300}"
@@ -220,6 +220,7 @@ TRACED = ("two", "ones", "float", "pairs")
 EAGER_JAX_ARRAYS = ("jax array", "jax")
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("op", "argument", "values"), CASES)
 def test_every_argument_spoilt(op, argument, values):
     namesake, calls = CALLS[op]
@@ -243,7 +244,7 @@ def test_every_argument_spoilt(op, argument, values):
 
 
 def test_a_difference_is_found():
-    """What the test above compares, where it must not agree."""
+    """The test above compares by `difference`, which must find these."""
     given = lambda: dict(lhs=A, rhs=B, dimension_numbers=None)
     found = lambda want, got: difference(want, got, lax.dot_general, given)
     assert found(TypeError("a"), TypeError("b")) is None
@@ -268,7 +269,7 @@ def test_empty_dilations_are_ones():
 
 
 def test_masked_arrays_are_left_to_lax():
-    """Only where lax refuses the shape before the mask: jit, and so jnp, takes one where it has compiled the call for a plain array."""
+    """The shape is refused before the mask: jit, and so jnp, takes a masked array if it has compiled the call for a plain one."""
     call: dict[str, Any] = dict(lhs=np.ma.array(A), rhs=W, window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC)
     for convolution in (lax.conv_general_dilated, jaxext.conv_general_dilated):
         with pytest.raises(TypeError, match="ndim to be equal, got 2 and 4"):

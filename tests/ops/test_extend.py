@@ -56,7 +56,7 @@ def chosen(f, *args):
 
 
 def test_an_implementation_of_matmul_by_name():
-    """By the keyword and by the context, in gradients too; unnamed only where it is preferred."""
+    """The keyword and the context name it, in gradients too; an unnamed call takes it only if it is preferred."""
     extend.register("matmul", Einsum("thrice", not_preferred=lambda call: "it is wrong"))
     f = functools.partial(jaxext.matmul, implementation="thrice")
     same(f(A, B), 3 * (A @ B))
@@ -109,7 +109,7 @@ def test_an_implementation_of_convolutions():
 
 
 def FORM() -> Any:
-    """With a result in an order of its own."""
+    """Declare a form whose result has an order of its own."""
     return extend.define("toy_sum", u="Z I J P", v="Z J K P", t="P Z K I")
 
 
@@ -195,7 +195,7 @@ def test_declared_again_alike_it_is_the_same():
 
 
 def test_a_stored_program_is_known_by_the_version():
-    """What XLA splits over devices hides the implementation: without its version in the text, jax's cache would take an old program."""
+    """XLA hides the implementation in a program that it splits: without its version in the text, jax's cache would take an old program."""
     form = extend.define("toy_stored", x="B N K", w="B K M", y="B N M")
     extend.register(form, Einsum("mine", version="seventh"))
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
@@ -207,7 +207,7 @@ def test_a_stored_program_is_known_by_the_version():
 
 
 def test_a_users_implementation_is_measured_with_its_version(tmp_path):
-    """What was measured with other code of it does not hold, and the rest of the row does."""
+    """Measurements with other code of it do not hold, and the rest of the row does."""
     form = extend.define("toy_measured", x="B N K", w="B K M", y="B N M")
     extend.register(form, Once("right", version="1", not_preferred=lambda call: "not yet known"))
     extend.register(form, Stacked("stacked", version="1", not_preferred=lambda call: "not yet known"))
@@ -234,7 +234,7 @@ class Once(Einsum):
 
 
 def test_nothing_is_left_for_other_tests(request):
-    """After a file that registered an implementation, tables of measurements were out of date in the worker's next file."""
+    """Tables of measurements were out of date in the worker's next file after one that registered an implementation."""
     assert "registrations_end_with_the_module" in request.fixturenames
 
     def state():

@@ -1,4 +1,4 @@
-"""What does not fit of users' implementations and forms is an error that says what is wrong of whose."""
+"""Errors of users' implementations and forms, which say what is wrong of whose."""
 
 import dataclasses
 import functools
@@ -84,7 +84,7 @@ def test_registered_again():
 
 
 def test_registered_after_a_call():
-    """In the order of the tutorial: no program that was compiled or traced before is reused; and where there is none, all stay."""
+    """The order is that of the tutorial: no program that was compiled or traced before is reused; and where there is none, all stay."""
     form: Any = extend.define("toy_late", x="B N K", w="B K M", y="B N M")
     other: Any = jax.jit(lambda a: a + 1)
     other(A)
@@ -100,7 +100,7 @@ def test_registered_after_a_call():
 
 
 def test_a_kernel_of_a_backward_registered_after_a_gradient():
-    """Which was the reference's, so that no program has the primitive of the backward."""
+    """The gradient was the reference's, so that no program has the primitive of the backward."""
     toy: Any = extend.operation("toy_late_gradient", lambda x: 2 * x, operands=dict(x="N"), results=dict(y="N"))
     x = np.linspace(0, 1, 4, dtype=np.float32)
     gradient = jax.jit(jax.grad(lambda x: toy(x).sum()))
@@ -118,7 +118,7 @@ def test_an_operation_of_one_operand_is_explained():
 
 @pytest.mark.parametrize("of", [tuple, list, lambda results: results[0]], ids=["tuple", "list", "array"])
 def test_a_single_result(of):
-    """Which may be all that is wanted of several."""
+    """A single result may be all that is wanted of several."""
     labels: Any = dict(operands=dict(x="N"), results=dict(y="N"), saved=dict(z="N"))
     toy: Any = extend.operation("toy_single_result", lambda x: (2 * x, x), **labels, replace=True)
     x = np.linspace(0, 1, 4, dtype=np.float32)
@@ -127,7 +127,7 @@ def test_a_single_result(of):
 
 
 def test_declared_again():
-    """With another reference: programs that were compiled before have the new one, and kernels are registered anew."""
+    """The reference is another one: programs that were compiled before have the new one, and kernels are registered anew."""
     options: Any = dict(operands=dict(x="N"), results=dict(y="N"))
     x = np.linspace(0, 1, 4, dtype=np.float32)
     toy: list[Any] = [extend.operation("toy_redeclared", lambda x: 2 * x, **options)]

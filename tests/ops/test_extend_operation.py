@@ -65,7 +65,7 @@ def loss_kernel(call, flat):
 
 
 def loss_backward(call, flat):
-    """From the saved lse; it reads no other result."""
+    """Compute the gradient from the saved lse; no other result is read."""
     logits, smoothing = flat["logits"], dict(call.static.items).get("smoothing", 0.0)
     wanted = (1 - smoothing) * jax.nn.one_hot(flat["labels"], logits.shape[-1], dtype=logits.dtype) + smoothing / logits.shape[-1]
     return dict(d_logits=(jnp.exp(logits - flat["lse"][:, None]) - wanted) * flat["d_loss"][:, None])
@@ -227,7 +227,7 @@ def test_a_backward_whose_kernel_refuses_sums_over_all_axes():
 
 
 def test_equal_keywords_of_other_types():
-    """As `jax.jit` has it for static arguments."""
+    """They are different, as for static arguments of `jax.jit`."""
     told = extend.operation("toy_told", lambda x, *, n: x * (1 if n is True or n == (1.0,) and type(n[0]) is int else 2),
         operands=dict(x="N"), results=dict(y="N"))  # fmt: skip
     x = jnp.ones(2)
@@ -324,7 +324,7 @@ def test_every_transformation_of_a_norm(kernels):
 
 
 def test_saved_results_are_computed_only_where_a_derivative_needs_them():
-    """That is where a kernel computes the transpose, and it is called."""
+    """A derivative needs them if a kernel computes the transpose, and it is called."""
     gradient = lambda loss: jax.jit(jax.grad(lambda x: loss(x, LABELS).sum()))(LOGITS)
     loss, kernels = declared_loss(forward=True)
     jax.jit(loss)(LOGITS, LABELS)
@@ -483,7 +483,7 @@ def test_a_name_in_derivatives():
 
 
 def test_the_transpose_can_be_called():
-    """With the arguments that a kernel of it gets; it has no transpose of its own."""
+    """It takes the arguments that a kernel of it gets; it has no transpose of its own."""
     loss, _ = declared_loss()
     y, lse = cross_entropy(LOGITS, LABELS)
     close(

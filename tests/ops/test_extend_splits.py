@@ -1,4 +1,4 @@
-"""What devices may split of a declared operation: a label that couples is refused or found, on one device as on eight.
+"""Splits of a declared operation over devices: a label that couples is refused or found, on one device as on eight.
 
 Without `whole`, a cumulative sum over rows and an rms norm over channels are right on one device, and wrong where the axis is split.
 """
@@ -53,7 +53,7 @@ def check(fn, reference, args, *names, **options):
 @DEVICES
 @pytest.mark.parametrize("name", COUPLED)
 def test_a_forgotten_whole_is_an_error(name, devices):
-    """At the first call, whatever is made of it.  Declared, it is right where the axis is split."""
+    """The first call raises it under every transformation.  Declared, the operation is right where the axis is split."""
     mesh = jax.make_mesh((len(devices),), ("d",), devices=devices, axis_types=(AxisType.Auto,))
     forgotten, reference, args, label = declared(name)
     spec = {2: P("d") if label == "N" else P(None, "d"), 1: P("d")}
@@ -139,7 +139,7 @@ def test_what_is_coupled_in_appearance_alone():
 
 
 class Backward(extend.Implementation):
-    """Right for eight rows, as in the examples of its author."""
+    """A kernel that is right for eight rows, as in the examples of its author."""
 
     name, version = "of_eight", "1"
 

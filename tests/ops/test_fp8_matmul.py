@@ -17,14 +17,14 @@ E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 
 def rounded(x, dtype=E4M3, scale=None):
-    """In float64: saturated, nearest, with the largest number at the largest of the dtype."""
+    """Round to `dtype` and return float64: saturated, nearest, with the largest number at the largest of the dtype."""
     x, most = np.asarray(x).astype(np.float32), np.float32(ml_dtypes.finfo(dtype).max)
     scale = (np.abs(x).max() / most or np.float32(1)) if scale is None else np.float32(scale)
     return np.clip(x / scale, -most, most).astype(dtype).astype(np.float64) * scale
 
 
 def gradients(x, w, ct, **given):
-    """By definition."""
+    """Return the product and its gradients by definition."""
     left, right = rounded(x, scale=given.get("x_scale")), rounded(w, scale=given.get("w_scale"))
     ct = rounded(ct, E5M2, given.get("gradient_scale"))
     return left @ right, ct @ right.T, left.T @ ct
@@ -42,7 +42,7 @@ def near(got, want, units=8.0):
 @pytest.mark.parametrize("given", [{}, dict(x_scale=0.004, w_scale=0.01, gradient_scale=1e-5), dict(gradient_scale=0.5)], ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=lambda dtype: dtype.__name__)
 def test_values_and_gradients(dtype, given):
-    """With current scales and with given ones, which saturate here."""
+    """Scales are current ones or given ones, which saturate here."""
     x, w, ct = arrays(dtype)
     given = {name: jnp.float32(scale) for name, scale in given.items()}
     y, pullback = jax.vjp(functools.partial(jaxext.fp8_matmul, **given), x, w)
@@ -137,7 +137,7 @@ def test_gradients_through_two_vmaps(mapped):
 
 
 def test_all_three_products_have_factors_of_8_bits():
-    """Those of the gradients took the rounded cotangent in the dtype of x."""
+    """The products of the gradients once took the rounded cotangent in the dtype of x."""
     x, w, ct = arrays()
     found = equations(lambda x, w, ct: jax.vjp(jaxext.fp8_matmul, x, w)[1](ct), x, w, ct)
     products = [eqn for eqn in found if eqn.primitive.name.startswith("scaled_dot")]
@@ -180,7 +180,7 @@ def test_a_derivative_of_the_derivative_is_refused():
 
 
 def test_a_scale_of_zero_counts_as_one():
-    """As a history begins."""
+    """A history of scales begins with zeros."""
     x, w, ct = arrays()
     zero = jnp.float32(0)
     y, pullback = jax.vjp(functools.partial(jaxext.fp8_matmul, x_scale=zero, gradient_scale=zero), 0 * x, w)

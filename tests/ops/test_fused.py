@@ -86,6 +86,7 @@ def summed(function):
     return scalar
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
 def test_linear(activation, dtype):
@@ -151,6 +152,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_conv_bias_act(case, dtype):
@@ -181,6 +183,7 @@ def test_every_transformation_of_linear():
     assert {row.check for row in report.rows if row.outcome == "skipped"} <= {"linear_transpose"}
 
 
+@pytest.mark.slow
 def test_every_transformation_of_a_gate():
     ours = functools.partial(jaxext.gated_linear_unit, activation="silu")
     splits = [testing.Split((P("x"), P()), P("x")), testing.Split((P(), P(None, None, "x")), P(None, "x"))]
@@ -212,7 +215,7 @@ def test_a_split_contraction(kind):
 
 
 def test_axes_that_must_be_whole_are_gathered_for_an_asked_sharding():
-    """On an explicit mesh: rows of an image, and gate and up, are refused unless the sharding of the result is given."""
+    """The mesh is explicit: rows of an image, and gate and up, are refused unless the sharding of the result is given."""
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
     x, w = random((1, 4, 4, 2), np.float32, 0), random((3, 3, 2, 4), np.float32, 1)
     a, gates = random((6, 8), np.float32, 2), random((8, 2, 4), np.float32, 3)
@@ -230,6 +233,7 @@ def test_axes_that_must_be_whole_are_gathered_for_an_asked_sharding():
         np.testing.assert_allclose(got, call(first, second), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("which", [(0,), (2,), (3,), (1, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize(
     "specs",
@@ -237,7 +241,7 @@ def test_axes_that_must_be_whole_are_gathered_for_an_asked_sharding():
     ids=["rows", "both", "all"],
 )
 def test_derivatives_have_the_shardings_of_their_values(which, specs):
-    """On an explicit mesh, also if a residual or a bias is sharded less than the result, and alone has a tangent."""
+    """The mesh is explicit; a residual or a bias may be sharded less than the result, and alone have a tangent."""
     args, ours = (X, W, BIAS, RESIDUAL), lambda x, w, b, r: jaxext.linear(x, w, b, activation="silu", residual=r)
     total = lambda f: jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), which)
 
@@ -284,7 +288,7 @@ def test_the_preactivation_is_computed_only_for_a_derivative_that_needs_it(activ
 
 
 def test_an_unread_preactivation_is_dropped():
-    """Of a value whose pullback is not used: the program that is compiled computes one result."""
+    """The compiled program of a value whose pullback is not used computes one result."""
     value = jax.jit(lambda x, w: jax.vjp(lambda x, w: jaxext.linear(x, w, activation="gelu"), x, w)[0])
     assert "preactivation" in str(jax.make_jaxpr(value)(X, W))
     asked = []

@@ -31,7 +31,7 @@ def assert_symmetric(y):
 
 
 def halved(monkeypatch):
-    """By blocks at any size."""
+    """Compute by blocks at any size."""
     monkeypatch.setattr(xla_gram, "_gains", lambda call: True)
 
 
@@ -55,14 +55,14 @@ def test_values_and_bits(dtype, blocks, monkeypatch):
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 8, 13, 31])
 def test_blocks_of_any_number_of_rows(rows, monkeypatch):
-    """Exactly."""
+    """The result is exact."""
     halved(monkeypatch)
     x = np.random.default_rng(rows).integers(-4, 5, (2, rows, 6)).astype(np.float32)
     np.testing.assert_array_equal(jaxext.gram(x), x @ x.swapaxes(1, 2))
 
 
 def test_many_rows_are_multiplied_by_blocks():
-    """Of 16, ten are computed."""
+    """Ten blocks of 16 are computed."""
     how = lambda *shape: [row.how for row in jaxext.explain(jaxext.gram)(jax.ShapeDtypeStruct(shape, jnp.float32)).rows]
     assert (how(768, 512), how(1024, 64), how(512, 1024)) == (["halves"], ["dot_general"], ["dot_general"])
     compiled = jax.jit(jaxext.gram).lower(jax.ShapeDtypeStruct((768, 512), jnp.float32)).compile()

@@ -23,7 +23,7 @@ def python(code, *path, **environment):
 
 
 def test_silent():
-    """Nothing on either stream; the environment is as it was; jax has no backend yet, nor was one of the optional packages loaded."""
+    """Both streams are empty; the environment is as it was; jax has no backend yet, nor was one of the optional packages loaded."""
     code = """
 import os, sys, threading
 before = dict(os.environ)
@@ -63,7 +63,7 @@ def test_completion_shows_public_names_alone(module):
 
 
 def test_an_old_jax_is_told_in_one_sentence(tmp_path):
-    """Before anything of it is touched that it may not have."""
+    """The error comes before anything is touched that an old jax may lack."""
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax/__init__.py").write_text('__version__ = "0.4.30"\n__version_info__ = (0, 4, 30)\n')
     done = python("import jaxext", tmp_path)
@@ -73,7 +73,7 @@ def test_an_old_jax_is_told_in_one_sentence(tmp_path):
 
 
 def test_the_sources_tell_in_one_sentence_that_they_hide_the_installed_package(tmp_path):
-    """As in the root of the repository, where only an editable installation goes before them.  -S: there is none of that."""
+    """The root of the repository is such a folder, unless an editable installation goes before it: -S leaves that out."""
     shutil.copytree(ROOT / "jaxext", tmp_path / "jaxext", ignore=shutil.ignore_patterns("kernels", "benchmarks", "__pycache__"))
     done = subprocess.run([sys.executable, "-S", "-c", "import jaxext"], cwd=tmp_path, capture_output=True, text=True, env={})
     assert done.stderr.splitlines()[-1] == (

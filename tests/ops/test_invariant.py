@@ -53,13 +53,13 @@ def test_matrix_products(dtype, of):
 
 @pytest.mark.parametrize("N", [1, 3])
 def test_few_columns(N):
-    """In jax 0.12 XLA took a single part out of the loop, and compiled it to other code there."""
+    """XLA took a single part out of the loop in jax 0.12, and compiled it to other code there."""
     x, w = random((ROWS, 64), np.float32), random((64, N), np.float32, 1)
     assert_rows_alone(invariant(jaxext.matmul), x, w)
 
 
 def test_products_of_xla_depend_on_the_others():
-    """Or there would be nothing to test."""
+    """The other tests would have nothing to find if these did not."""
     x, w = random((ROWS, 300), np.float32), random((300, 33), np.float32, 1)
     with pytest.raises(AssertionError):
         assert_rows_alone(jax.jit(jaxext.matmul), x, w)
@@ -154,7 +154,7 @@ def test_the_gradient_of_weights_is_as_ever():
 
 
 def test_derivatives_outside_of_the_context():
-    """What was called inside keeps its form."""
+    """Products that were called inside keep their form."""
     x, w = random((ROWS, 300), np.float32), random((300, 33), np.float32, 1)
     f = jaxext.use_invariant()(jaxext.matmul)
     assert_rows_alone(jax.jit(pullback(f)), x, w)
@@ -169,7 +169,7 @@ def test_empty_and_integers():
 
 
 def test_kernels_take_the_same_config_for_every_number_of_rows():
-    """On GPUs.  The config that an unnamed call takes depends on the number of rows without the context."""
+    """The target is a GPU.  Without the context the config depends on the number of rows."""
     pytest.importorskip("triton")
     pytest.importorskip("jax_triton", exc_type=ImportError)
 

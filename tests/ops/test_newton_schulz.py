@@ -19,7 +19,7 @@ OTHERS = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (2.8366, -3.0525
 
 
 def plain(x, steps=5, coefficients=MUON, eps=1e-8, xp=np):
-    """As Keller Jordan's."""
+    """Compute the iteration as Keller Jordan's code does."""
     if x.ndim > 2:
         return xp.stack([plain(each, steps, coefficients, eps, xp) for each in x])
     x = x / (xp.sqrt(xp.square(x).sum()) + eps)
@@ -89,7 +89,7 @@ def test_derivatives():
 
 
 def test_zeros_stay_zeros():
-    """With a finite gradient."""
+    """Their gradient is finite."""
     zeros = jnp.zeros((3, 4))
     np.testing.assert_array_equal(jaxext.newton_schulz(zeros), zeros)
     assert np.isfinite(jax.grad(lambda x: jaxext.newton_schulz(x, 0, eps=1.0).sum())(zeros)).all()
@@ -111,7 +111,7 @@ def test_two_of_three_products_are_symmetric():
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("spec", [P(None, None, "b"), P("a", None, "b"), P(None, "b"), P(("a", "b"))], ids=str)
 def test_on_devices(spec, kind):
-    """Where the longer side is split, a step adds up one square matrix; where layers are, nothing is sent."""
+    """A step adds up one square matrix if devices split the longer side, and sends nothing if they split the layers."""
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(kind,) * 2)
     x = random((8, 4, 16), np.float32, 0)
     with jax.set_mesh(mesh):
@@ -128,7 +128,7 @@ def test_on_devices(spec, kind):
 
 
 def test_tune(tmp_path):
-    """With a symmetric matrix for the second product to add, which random numbers are not."""
+    """The second product gets a symmetric matrix to add, which random numbers are not."""
     x = jax.ShapeDtypeStruct((8, 16), jnp.float32)
     rows = jaxext.tune(lambda x: jaxext.newton_schulz(x, 1), backward=False, table=tmp_path / "table.json")(x).rows
     skipped = {row.problem.partition("->")[0].count("float32"): row.skipped for row in rows if row.problem.startswith("gram ")}

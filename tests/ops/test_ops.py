@@ -168,9 +168,10 @@ SPELLINGS = [
 ]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("changed", SPELLINGS, ids=range(len(SPELLINGS)))
 def test_spellings_of_convolution(changed):
-    """However lax lets one write an argument, so do we, eagerly and traced; and what it does not take raises the same."""
+    """Any spelling that lax takes is taken, eagerly and traced; any other raises the same."""
     keywords = dict(lhs=X, rhs=W, window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC) | changed
     want = outcome(lax.conv_general_dilated, **keywords)
     assert outcome(jaxext.conv_general_dilated, **keywords) == want
@@ -238,7 +239,7 @@ def test_disguised_arrays(disguise):
 
 @every_op
 def test_shape_structs(op):
-    """Under eval_shape, where there is no value; and a traced operand beside a concrete one."""
+    """Operands may have no value, under eval_shape, and a traced operand may stand beside a concrete one."""
     x, w, *rest = CALLS[op]
     structs = (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(w.shape, w.dtype))
     ours, theirs = (jax.eval_shape(lambda x, w, f=f: f(x, w, *rest), *structs) for f in (op, NAMESAKES[op]))
@@ -265,7 +266,7 @@ def test_one_program_for_equal_calls():
 
 @pytest.mark.parametrize("convolve", [jnp.convolve, jaxext.convolve])
 def test_convolve_is_one_equation(convolve):
-    """As jnp's is, so that an eager gradient runs two programs and not each equation of them."""
+    """The call is one equation in jnp too, so that an eager gradient runs two programs and not each equation of them."""
     assert [eqn.params["name"] for eqn in jax.make_jaxpr(convolve)(V, V).eqns] == ["convolve"]
     assert len(jax.make_jaxpr(jax.grad(lambda v: convolve(v, V)[0]))(V).eqns) < 10
 
@@ -398,7 +399,7 @@ def test_unknown_implementation_in_a_context():
 
 @every_op
 def test_implementation_governs_the_gradients(op):
-    """By keyword and by context, in every product of the forward and the backward pass, also in the second derivative."""
+    """The keyword and the context govern every product of the forward and the backward pass, also in the second derivative."""
     x, w, *rest = CALLS[op]
 
     def third_power(x, w, **how):

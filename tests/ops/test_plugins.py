@@ -110,7 +110,7 @@ class Net(eqx.Module):
 
 
 def test_equinox_model_that_calls_the_operations():
-    """Also through vmap, which is how equinox makes batches, and filter_jit."""
+    """The calls go through vmap, by which equinox makes batches, and filter_jit."""
     head = eqx.nn.Linear(6, 3, key=jax.random.key(0), dtype=np.float32)
     w, x = jnp.asarray(random((6, 4, 3, 3), np.float32)), random((5, 4, 6, 5), np.float32, 1)
     ours, stock = (Net(w, head, ops) for ops in (OURS, dict(conv=lax.conv_general_dilated, dot=lax.dot_general)))
@@ -166,6 +166,7 @@ def stock_models():
     }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", stock_models())
 def test_stock_layers_in_place_of_lax(name):
     (params, apply), x, expected = stock_models()[name]
@@ -185,7 +186,7 @@ def test_stock_layers_in_place_of_lax(name):
 
 
 def test_eager_calls_are_ours_too(monkeypatch):
-    """Without a jit there is no jaxpr to read: the implementation itself is watched."""
+    """An eager call has no jaxpr to read: the implementation itself is watched."""
     from jaxext.ops.matmul.xla import XlaMatmul
 
     ran = []

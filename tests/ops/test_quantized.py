@@ -48,7 +48,7 @@ def powers(shape, seed, dtype: Any = jnp.float32) -> Any:
 
 
 def wide(x, scale=None):
-    """In float64, scaled."""
+    """Return x in float64, scaled."""
     x = np.asarray(x).astype(np.float64)
     scale = np.ones((1,) * x.ndim) if scale is None else np.asarray(scale).astype(np.float64).reshape(scale.shape or (1,) * x.ndim)
     for axis, (size, count) in enumerate(zip(x.shape, scale.shape, strict=True)):
@@ -67,7 +67,7 @@ EACH = [
 
 @pytest.mark.parametrize(("scales", "layout"), EACH)
 def test_scales_and_layouts(scales, layout):
-    """Exactly, in each layout of the operands, with scales of three dtypes."""
+    """Products are exact in each layout of the operands, with scales of several dtypes."""
     for dtypes, of_scale in itertools.product([("float8_e4m3fn", "float8_e5m2"), ("int8", "bfloat16")], ("float32", "float8_e8m0fnu")):
         x, w = small((M, K), dtypes[0], 0), small((K, N), dtypes[1], 1)
         s, t = (powers(shape, i, of_scale) for i, shape in enumerate(SCALES[scales]))
@@ -172,7 +172,7 @@ def test_every_number_of_8_bits(dtype):
 
 
 def plain(x, w, s, t):
-    """In jnp."""
+    """Compute the product in jnp."""
 
     def scaled(x, scale):
         for axis, size in enumerate(x.shape):
@@ -223,7 +223,7 @@ def test_gradients_have_the_dtypes_of_operands():
 
 
 def test_only_given_arrays_are_kept_for_the_derivative():
-    """No wide copy of an operand."""
+    """They hold no wide copy of an operand."""
     x, w, s = small((M, K), jnp.float8_e4m3fn, 0), small((K, N), jnp.float8_e4m3fn, 1), powers((M, 2), 2)
     pullback = jax.vjp(lambda x, w: float32(x, w, lhs_scale=s), x, w)[1]
     assert sum(of.nbytes for of in jax.tree.leaves(pullback)) == x.nbytes + w.nbytes + s.nbytes
@@ -232,7 +232,7 @@ def test_only_given_arrays_are_kept_for_the_derivative():
 @pytest.mark.parametrize("most", [7, 40, 160])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_by_parts(layout, most, monkeypatch):
-    """Of the sum, of a kept axis, and of a batch; with a part that is smaller than the others."""
+    """Parts are of the sum, of a kept axis, and of a batch; one part is smaller than the others."""
     monkeypatch.setattr(xla_scaled, "MOST_AT_ONCE", most)
     shapes = {"nn": ((3, 2, 8), (3, 8, 9)), "nt": ((3, 2, 8), (3, 9, 8)), "tn": ((3, 8, 2), (3, 8, 9))}[layout]
     x, w = small(shapes[0], jnp.int8, 0), small(shapes[1], jnp.int8, 1)
@@ -277,7 +277,7 @@ def test_quantize_along_an_axis(axis):
 
 @pytest.mark.parametrize("group", [None, 4])
 def test_stacked_weights_have_scales_of_their_own(group):
-    """Those that each has alone; a second expert that is a thousand times as small keeps its values."""
+    """The scales are those of each weight alone; a second expert that is a thousand times as small keeps its values."""
     w = random((2, 3, 8, 6), np.float32, 5) * np.array([1, 1e-3, 1], np.float32)[:, None, None]
     q = jaxext.quantization.quantize(w, 8, group)
     assert q.scale.shape == (2, 3, 8 // (group or 8), 6)
@@ -324,7 +324,7 @@ def test_the_derivative_of_quantize_is_that_of_its_scales(dtype):
 
 @pytest.mark.parametrize("dtype", [*FLOAT8, np.int8, ml_dtypes.int4], ids=lambda dtype: dtype.__name__)
 def test_quantize_saturates(dtype):
-    """Also where a division rounds up, and a block of zeros stays zero."""
+    """It saturates where a division rounds up too, and a block of zeros stays zero."""
     w = np.array([[3e38, 1e-38, 0.0], [-3e38, -1e-38, 0.0]], np.float32)
     q = jaxext.quantization.quantize(w, dtype=dtype)
     assert q.qvalue.dtype == dtype and (np.asarray(q.scale)[0, 2], *np.asarray(q.qvalue)[:, 2].astype(float)) == (1, 0, 0)
@@ -343,7 +343,7 @@ def test_zero_points(dtype):
 
 
 def test_the_precision_in_force():
-    """At the time of tracing, as lax's products take it."""
+    """The precision at the time of tracing is taken, as by lax's products."""
     q, x = weights(8, None, False), random((3, 32), np.float32, 0)
     with jax.default_matmul_precision("highest"):
         text = str(jax.make_jaxpr(lambda x: jaxext.quantized_matmul(x, q))(x))
@@ -435,7 +435,7 @@ def test_what_gpus_multiply(before, dtypes, result, wanted):
 
 @pytest.mark.parametrize(("module", "least"), [(quantized, 4), (jaxext.quantization, 7)])
 def test_examples_of_the_docstrings(module, least):
-    """As users run them."""
+    """Examples run with JAX's defaults, as for users."""
     both = dict(jax=jax, jnp=jnp, quantize=jaxext.quantization.quantize, quantized_matmul=jaxext.quantized_matmul)
     with jax.enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         found = doctest.testmod(module, extraglobs=both)
@@ -468,7 +468,7 @@ def test_quantized_matmul(bits, symmetric, dtype):
 
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with zero points"])
 def test_gradients_of_quantized_matmul(symmetric):
-    """In x and in the scale; and mapped over both, as over experts."""
+    """Gradients are in x and in the scale; the weight is also mapped, as over experts."""
     q, x = weights(8, 8, symmetric), jnp.asarray(random((3, 32), np.float32, 0))
     loss = lambda f: lambda x, s: jnp.sin(f(x, jaxext.quantization.Quantized(q.qvalue, s, q.zero_point))).sum()
     by_value = lambda x, q: jnp.matmul(x, q.dequantize(), precision="highest")
@@ -500,7 +500,7 @@ def test_weights_on_devices(specs, kind):
 
 
 def test_qwix_arrays_are_taken():
-    """By their attributes."""
+    """Their attributes are read."""
     q = weights(8, None, True)
     x = random((3, 32), np.float32, 0)
     other = types.SimpleNamespace(qvalue=q.qvalue, scale=q.scale, zero_point=None, qtype="int8")

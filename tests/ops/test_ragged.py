@@ -104,7 +104,7 @@ def test_dtypes(dtype):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint32"])
 def test_sizes_of_any_integer(dtype):
-    """Of 300 rows, which no 8-bit integer can count."""
+    """The rows are 300, which no 8-bit integer can count."""
     x, w, _ = operands(rows=300)
     sizes: Any = np.array([100, 0, 120, 77], dtype)
     np.testing.assert_array_equal(jaxext.ragged_dot(x, w, sizes), of_rows(x, w, sizes))
@@ -114,7 +114,7 @@ def test_sizes_of_any_integer(dtype):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(-2, 9), min_size=4, max_size=4), st.integers(-2, 5))
 def test_sizes(sizes, offset):
-    """And the groups from any one on."""
+    """The groups may begin at any one, by an offset."""
     sizes = ints(*sizes)
     np.testing.assert_array_equal(jaxext.ragged_dot(X, W, sizes), of_rows(X, W, sizes))
     of = owners(sizes, M) - offset
@@ -156,6 +156,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_way_to_compute(way, dtype, monkeypatch):
@@ -182,7 +183,7 @@ def test_every_way_to_compute(way, dtype, monkeypatch):
 
 
 def test_a_filter_of_another_group_is_not_met():
-    """Nor are infinities in it, or in the rows of another group."""
+    """Infinities in it, or in the rows of another group, are not met either."""
     x, w, y = operands()
     sizes = ints(4, 0, 5, 0)
     w[[1, 3]], x[:4], y[:4] = np.inf, np.nan, np.inf
@@ -194,7 +195,7 @@ def test_a_filter_of_another_group_is_not_met():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory(dtype):
-    """Within 1.5 of operands and result, in each role."""
+    """Each role takes at most 1.5 times the memory of operands and result."""
     if dtype == "bfloat16" and jax.__version_info__ < (0, 11):
         pytest.skip("XLA of jax 0.10 converts whole arrays to float32")
     x, w, y = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((2048, 64), (8, 64, 64), (2048, 64)))
@@ -340,7 +341,7 @@ SHORT = ints(2, 0, 5, 1)
 
 
 def reference(x, w, sizes):
-    """In jnp, with each row's own filter."""
+    """Compute the product in jnp, with each row's own filter."""
     end = jnp.cumsum(sizes, dtype=sizes.dtype)
     row = jnp.arange(x.shape[0], dtype=sizes.dtype)[:, None]
     inside = (row < end[None]) & (row >= (end - sizes)[None])
@@ -356,7 +357,7 @@ def test_every_transformation():
 
 @pytest.mark.parametrize("mapped", [*itertools.product((False, True), repeat=3)][1:])
 def test_vmap_over_any_operands(mapped):
-    """Without a loop over what is mapped: one product with another axis, for each role."""
+    """One product with another axis computes each role, without a loop over what is mapped."""
     args = [np.stack([a, np.roll(a, 1, 0), np.flip(a, 0)], 1) if m else a for a, m in zip((X, W, SHORT), mapped, strict=True)]
     axes: Any = *(1 if m else None for m in mapped), 0
     cotangents = np.stack([Y, 2 * Y, -Y])
@@ -432,7 +433,7 @@ def test_remat():
 
 
 def test_export():
-    """For several platforms, with a symbolic number of rows."""
+    """A program is exported for several platforms, with a symbolic number of rows."""
     (rows,) = jax.export.symbolic_shape("m")
     types = [jax.ShapeDtypeStruct(s, np.float32) for s in ((rows, K), W.shape)] + [jax.ShapeDtypeStruct((G,), np.int32)]
     exported = jax.export.export(jax.jit(jaxext.ragged_dot), platforms=("cpu", "cuda"))(*types)

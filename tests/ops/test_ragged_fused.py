@@ -23,7 +23,7 @@ GATES = random((G, K, 2, N), np.float32, 4)
 
 
 def rows(x, w, sizes):
-    """Of each row its group's filter, and whether it has a group."""
+    """Return the membership of rows in groups, and the filter of each row's group."""
     end = jnp.cumsum(sizes, dtype=sizes.dtype)
     row = jnp.arange(x.shape[0], dtype=sizes.dtype)[:, None]
     inside = ((row < end[None]) & (row >= (end - sizes)[None])).astype(x.dtype)
@@ -47,6 +47,7 @@ def poisoned(*arrays):
     return [x.at[SIZES.sum() :].set(jnp.nan) if len(x) == M else x for x in map(jnp.asarray, arrays)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=name_of)
 @pytest.mark.parametrize("activation", ["silu", "relu", "sigmoid", "gelu_tanh", None, jnp.sin], ids=name_of)
 def test_linear(activation, dtype):
@@ -89,7 +90,7 @@ def test_gated_linear_unit(activation, dtype):
 
 
 def test_rows_of_no_group_are_zero_whatever_the_activation_makes_of_zero():
-    """Also of a function that has no value there, and no slope."""
+    """The function may have no value there, and no slope."""
     x = jnp.abs(X) + 1
     ours = lambda x: jaxext.ragged_linear(x, jnp.abs(W) + 1, SIZES, activation=jnp.log)
     np.testing.assert_array_equal(ours(x)[SIZES.sum() :], 0)
@@ -105,6 +106,7 @@ def test_every_transformation():
     testing.check_op(ours, plain, (x, w, np.array([2, 0, 4, 1], np.int32), bias, scale), show=False).raise_if_failed()
 
 
+@pytest.mark.slow
 def test_every_transformation_of_a_gate():
     x, w, scale = random((8, 2), np.float32, 1), GATES[:, :2, :, :3], SCALE[:8]
     ours = lambda x, w, sizes, s: jaxext.ragged_gated_linear_unit(x, w, sizes, activation="gelu_tanh", row_scale=s)
@@ -141,6 +143,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", SPLITS)
 def test_devices(name, kind):

@@ -45,11 +45,11 @@ def test_a_block(scope):
 
 
 def test_a_decorator(scope):
-    """In every call, also in calls within calls and in those that raise; the function looks as it did."""
+    """Every call runs in the scope, also calls within calls and those that raise; the function looks as it did."""
     decorate, now, inside, outside = scope
 
     def count(n: int, *, step: int = 1) -> int:
-        """Down to zero."""
+        """Count down to zero."""
         assert now() == inside
         if n < 0:
             raise ValueError(n)
@@ -59,7 +59,7 @@ def test_a_decorator(scope):
     assert now() == outside
     assert count(5, step=2) == 1 and now() == outside
     assert inspect.signature(count) == inspect.signature(plain)
-    assert (count.__name__, count.__doc__, count.__module__) == ("count", "Down to zero.", __name__)
+    assert (count.__name__, count.__doc__, count.__module__) == ("count", "Count down to zero.", __name__)
     with pytest.raises(ValueError, match="-1"):
         count(-1)
     assert now() == outside

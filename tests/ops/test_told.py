@@ -26,7 +26,7 @@ def undone():
 
 
 class Holder:
-    """No pytree, with a repr of as many lines as its array has."""
+    """A class that is no pytree, with a repr of as many lines as its array has."""
 
     def __repr__(self):
         return f"Holder({A})"

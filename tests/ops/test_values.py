@@ -295,7 +295,7 @@ def test_names_are_unique_and_cases_are_what_they_say():
 
 
 def test_check_bites():
-    """What `check` must refuse: NaN where lax has none, an error beyond lax's, another dtype, another shape, a wrong integer."""
+    """`check` must refuse NaN where lax has none, an error beyond lax's, another dtype, another shape, and a wrong integer."""
     true = np.array([1.0, 2.0])
     good = true.astype(np.float32)
     check(good, good, true)
@@ -311,7 +311,7 @@ def test_check_bites():
 
 @by_name([named(name) for name in ("3x3_same", "1x1_stride2", "grouped", "tn", "batched")])
 def test_the_precision_is_that_of_every_product_of_the_program(case):
-    """What is lowered says so itself: on CPUs, where most precisions are the same, no value does."""
+    """The lowered program shows the precision: on CPUs, where most precisions are the same, no value does."""
     run = functools.partial(case.run, ours(case), precision=lax.Precision.HIGHEST)
     program = jax.jit(functools.partial(value_and_gradients, run)).lower(*arrays(case, np.float32)).as_text()
     products = [line for line in program.splitlines() if re.search(r"stablehlo\.(convolution|dot_general)", line)]

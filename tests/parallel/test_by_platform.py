@@ -106,7 +106,7 @@ def test_program_for_several_platforms():
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_policy_that_saves_products(saved):
-    """Only the result in which a product is; the other is computed once more."""
+    """It saves only the result in which a product is; the other is computed once more."""
 
     def product(x, y):
         return jnp.tanh(x @ y), jnp.sin(x)
@@ -123,7 +123,7 @@ def test_a_policy_that_saves_products(saved):
 
 
 def test_what_it_shows_is_the_program_for_cpus():
-    """To those who read jaxprs."""
+    """Readers of jaxprs see the program for CPUs."""
     x = jnp.ones(3)
     (eqn,) = jax.make_jaxpr(functools.partial(choose, here, elsewhere))(x, x).eqns
     same(jaxpr_as_fun(eqn.params["cpu"])(x, x), list(here(x, x)))

@@ -27,7 +27,7 @@ def mesh():
 
 
 def split(*specs, **static):
-    """Over time, of x and what else is given by position: weight, bias, and what `static` names."""
+    """Return the convolution split over time, of x, weight, bias and what `static` names, by position."""
     names = static.pop("names", ())
 
     def f(x, weight, bias, *more):

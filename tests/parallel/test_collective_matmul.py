@@ -34,7 +34,7 @@ each = pytest.mark.parametrize("function", BOTH, ids=lambda f: f.__name__)
 
 @pytest.fixture(params=["plain", "ring"])
 def steps(request):
-    """What this CPU runs: its own program, and that of the others."""
+    """Run this CPU's own program, or that of the other platforms."""
     if request.param == "ring":
         mlir.register_lowering(by_platform.by_platform, by_platform.lowered_elsewhere, platform="cpu")
     yield request.param
@@ -51,7 +51,7 @@ GRID = mesh_of(data=4, model=2)
 
 
 def plain(function):
-    """What it does, in the words of lax, not overlapped."""
+    """Return the same product in lax, not overlapped."""
 
     def gathered(x, w, axis_name):
         return jnp.matmul(lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True), w)
@@ -94,7 +94,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_derivatives(case, steps):
-    """In both modes and of second order; with a batch over the other axis, the gradient of the matrix is added up over that axis."""
+    """Derivatives are of both modes and of second order; the gradient of the matrix is added up over an axis that splits the batch."""
     mesh, axis, lead, check_vma = CASES[case]
     a, b = integers((4, 4, 2) if lead else (12, 12)), integers((2, 6) if lead else (12, 12), 1)
     operands, tangents = (a, b), (integers(a.shape, 2), integers(b.shape, 3))
@@ -154,7 +154,7 @@ def test_axes_that_are_of_no_mesh(function, steps):
 
 @each
 def test_axes_of_a_grid(function, steps):
-    """Over one axis with the other automatic, and over both as one ring, on an explicit mesh."""
+    """The ring is one axis with the other automatic, or both axes of an explicit mesh."""
     a, b = integers((8, 4)), integers((4, 12), 1)
     want = jax.jit(gradients(jnp.matmul))(a, b)
     one = split(function, GRID, "model", shard_map=dict(axis_names={"model"}))
@@ -167,7 +167,7 @@ def test_axes_of_a_grid(function, steps):
 
 
 def inlined(lowered):
-    """For each shard_map of a program its operations, with the values before and after them; calls are their functions' operations."""
+    """Yield for each shard_map of a program its operations, with the values before and after them; calls are inlined."""
     functions = {op.attributes["sym_name"].value: op for op in operations(lowered) if op.name == "func.func"}
     fresh = itertools.count()
 
@@ -189,9 +189,8 @@ def inlined(lowered):
 
 
 def beside_permutes(lowered, product):
-    """For each shard_map of a program: how many products could run while a permute does, since neither waits for the other, in ascending
-    order.  Where the k-th number is at least k, all permutes can have one beside them at once, no two the same.
-    """
+    """Yield for each shard_map of a program how many products could run while a permute does, since neither waits for the other, in
+    ascending order.  If the k-th number is at least k, all permutes can have one beside them at once, no two the same."""
     for whole in inlined(lowered):
         behind, permutes, products = {}, {}, {}  # behind: value -> the operations that it waits for
         for i, (op, values_before, values_after) in enumerate(whole):
@@ -255,7 +254,7 @@ def test_what_is_beside_permutes_is_counted():
 
 
 def test_each_is_the_transpose_of_the_other():
-    """As many products and permutes, the same way around the ring."""
+    """The transpose has as many products and permutes as the other, the same way around the ring."""
 
     def ring(function, transposed):
         product = split(function)
@@ -271,7 +270,7 @@ def test_each_is_the_transpose_of_the_other():
 
 @each
 def test_what_the_gradient_keeps(function):
-    """As the plain collective does, the gathered rows, or both operands; under `jax.checkpoint` the operands alone."""
+    """The gathered rows or both operands are kept, as by the plain collective; `jax.checkpoint` keeps the operands alone."""
     specs = (P("x"), P(None, "x")) if function is all_gather_matmul else (P(None, "x"), P("x"))
     kept = []
 
@@ -291,7 +290,7 @@ def test_what_the_gradient_keeps(function):
 
 @each
 def test_under_checkpoint(function):
-    """In the backward pass the rows travel once more, beside the products; what a policy saves of the products is not computed again."""
+    """The rows travel once more in the backward pass, beside the products; what a policy saves of the products is not computed again."""
     permutes = {}
     for policy in (None, checkpoint_policies.dots_saveable):
         again = jax.checkpoint(lambda a, b: jnp.sin(split(function)(a, b)), policy=policy)
@@ -325,7 +324,7 @@ def test_dtypes(function, steps):
 
 @each
 def test_bfloat16_beside_an_automatic_axis(function):
-    """On CPUs XLA aborts in the plain collective, so there the ring is the program."""
+    """XLA aborts in the plain collective on CPUs, so the ring is the program there."""
     a, b = jnp.asarray(integers((8, 4)), jnp.bfloat16), jnp.asarray(integers((4, 12), 1), jnp.bfloat16)
     product = split(function, GRID, "model", shard_map=dict(axis_names={"model"}))
     for f, want in ((product, a @ b), (gradients(product), gradients(jnp.matmul)(a, b))):
@@ -337,7 +336,7 @@ def test_bfloat16_beside_an_automatic_axis(function):
 
 @each
 def test_kernels_are_beside_permutes(function):
-    """In a program for GPUs the products are our calls."""
+    """The products are our calls in a program for GPUs."""
     pytest.importorskip("triton")
     pytest.importorskip("jax_triton", exc_type=ImportError)
     lowered = jaxext.export.lower_for(split(function, implementation="triton"), arch="sm_90a")(struct(768, 96), struct(96, 768))
@@ -357,7 +356,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("function", "x", "w", "axis", "error", "words"), REFUSED)
 def test_what_does_not_fit_is_refused(function, x, w, axis, error, words):
-    """When it is traced, by the name of the argument, in lax's class of error."""
+    """The error comes at trace time, names the argument and has lax's class."""
     call = jax.shard_map(functools.partial(function, axis_name=axis), mesh=RING, in_specs=(P(), P()), out_specs=P())
     with pytest.raises(error, match=words):
         jax.eval_shape(call, struct(*x), struct(*w))
@@ -365,7 +364,7 @@ def test_what_does_not_fit_is_refused(function, x, w, axis, error, words):
 
 @each
 def test_where_it_is_refused(function):
-    """Outside of any shard_map, along an axis that is automatic, and around a ring of axes in another order than the mesh's."""
+    """The call is outside of any shard_map, along an automatic axis, or around a ring of axes in another order than the mesh's."""
     operands = struct(24, 24), struct(24, 24)
     with pytest.raises(NameError, match="want an axis of a shard_map or pmap around the call"):
         jax.eval_shape(functools.partial(function, axis_name="x"), *operands)

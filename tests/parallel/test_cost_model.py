@@ -58,7 +58,7 @@ def in_hlo(program):
 
 
 def group(kind, attributes):
-    """Of the ways in which HLO writes groups: pairs of devices, along a line or a ring, lists, a list's shape, and axes of a mesh."""
+    """Return a group's size from HLO, which writes pairs of devices along a line or a ring, lists, a list's shape, or axes of a mesh."""
     if kind == "collective-permute":
         pairs = attributes.partition("source_target_pairs={")[2].partition("}}")[0].count("{")
         return 8 // (8 - pairs) if pairs < 8 else "ring"
@@ -215,7 +215,7 @@ def test_every_role_with_a_scattered_slot(split, scattered, function):
 
 
 def test_rows_that_are_sent_to_experts():
-    """By `expert_parallel`, each expert with 8 rows of each device."""
+    """`expert_parallel` sends them, and each expert gets 8 rows of each device."""
     n, rows, K, N = 8, 64, 32, 24
     costs = parallel.cost("matmul", {"B": n}, sizes=dict(B=n, M=rows, K=K, N=N), sent={"a": ("M", "B"), "c": ("M", "B")})
     sizes, mesh = jnp.full(n, rows // n, jnp.int32), mesh_of({"B": n})
@@ -302,7 +302,7 @@ def test_memory_is_passed_by_what_is_gathered_and_what_is_yet_to_be_scattered():
 
 
 def test_closed_forms_of_the_document():
-    """Where each says that a step is bound, `cost` says that it sends for as long as it computes."""
+    """A step at the bound of a closed form sends for as long as it computes, by `cost`."""
     for n, ring, _ in scaling.RINGS[:3]:
         mlp = dict(M=4096 * n, K=2**15, N=2**15)
         assert bound("matmul", mlp, {"M": n}) == pytest.approx(scaling.bound_data(n, ring) / 4096)

@@ -28,7 +28,7 @@ def mesh_of(n, axis="x"):
 
 
 def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
-    """As lax's, by an all-gather, with its rule that both sides agree on the sizes."""
+    """Compute lax's function by an all-gather, with its rule that both sides agree on the sizes."""
     if len(operand) == 0:
         return output
     me, n = lax.axis_index(axis_name), lax.axis_size(axis_name)
@@ -44,7 +44,7 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
 
 @pytest.fixture(params=["blocks", "rows"], autouse=True)
 def how(request, monkeypatch):
-    """What this CPU runs: its own program, and that of the others."""
+    """Run this CPU's own program, or that of the other platforms."""
     if request.param == "rows":
         mlir.register_lowering(by_platform.by_platform, by_platform.lowered_elsewhere, platform="cpu")
         monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
@@ -71,7 +71,7 @@ def some(n, sizes, seed=0, dtype: type = np.float64):
 
 
 def split(n, **how):
-    """Of rows [device, M, K], all weights, and sizes [device, expert]."""
+    """Split `expert_parallel` over n devices: rows [device, M, K], all weights, and sizes [device, expert]."""
 
     def local(x, weights, sizes):
         return expert_parallel(experts, x[0], weights, sizes[0], axis_name="x", **how)[None]
@@ -103,12 +103,18 @@ def close(got, want, tolerance=1e-12):
         np.testing.assert_allclose(one, other, atol=tolerance, rtol=tolerance)
 
 
+@functools.cache
+def values_and_gradients():
+    """Return the compiled functions of ours and of the definition: one program for all sizes."""
+    both = lambda f: jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))
+    return both(split(4)), both(whole)
+
+
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients(sizes):
     """NaN in rows of no expert reaches nothing."""
     args = some(4, sizes)
-    run = lambda f: jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))(*args)
-    got, want = run(split(4)), run(whole)
+    got, want = (compiled(*args) for compiled in values_and_gradients())
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(want))
     close(got, want)
 
@@ -152,7 +158,7 @@ def test_sizes_that_all_devices_share():
 
 
 def kept(sizes, devices, capacity):
-    """Which rows of a device are sent, by a loop over them."""
+    """Return which rows of a device are sent, by a loop over them."""
     rows, room = [], [capacity] * devices
     for expert in np.repeat(np.arange(E), sizes)[:M]:
         device = expert // (E // devices)
@@ -174,7 +180,7 @@ def test_rows_beyond_the_capacity_are_dropped(capacity):
 
 
 def test_other_shapes_and_dtypes():
-    """Of rows of several axes, of a wider result, and of 16 bits."""
+    """Rows have several axes and 16 bits, and the result is wider."""
     x, weights, sizes = some(2, random_sizes(2, 4), dtype=np.float32)
     x = np.nan_to_num(x).astype(jnp.bfloat16).reshape(2, M, 2, 3)
 
@@ -212,7 +218,7 @@ def test_few_rows_are_sent_under_a_capacity(how):
 
 
 def test_rows_alone_are_sent_elsewhere(how):
-    """By lax's own ragged all-to-all, forward and backward, which no CPU runs."""
+    """The rows go by lax's own ragged all-to-all, forward and backward, which no CPU runs."""
     if how == "rows":
         pytest.skip("lax's is replaced")
     x, weights, sizes = some(4, random_sizes(4, 2))

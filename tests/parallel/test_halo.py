@@ -124,9 +124,8 @@ def derivatives_on_one_device():
 
 @checked
 def test_derivatives_and_vmap_inside(check_vma):
-    """Of two batches with a filter each.  The parts of a filter's gradient are added where the types say that the filter is the same
-    everywhere; without them that is the caller's.
-    """
+    """Two batches have a filter each.  The parts of a filter's gradient are added where the types say that the filter is the same
+    everywhere; without them that is the caller's."""
     x, w, want = derivatives_on_one_device()
 
     def part(x, w):
@@ -147,7 +146,7 @@ def test_vmap_of_the_split_convolution():
 
 
 def test_pmap_and_one_manual_axis_beside_an_automatic_one():
-    """In both, rows lie on "h"; the batch on the automatic axis."""
+    """Rows lie on "h" in both; the batch lies on the automatic axis."""
     case = Case((2, 16, 5, 3), (3, 3, 3, 4), ("h", None), (2, 1), "SAME", NHWC)
     x, w = case.operands
     loss = lambda conv, x, w: jnp.sum(conv(x, w) ** 2)

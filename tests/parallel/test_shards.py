@@ -86,7 +86,7 @@ def test_pairs_that_meet_a_row_are_counted():
 
 
 def test_the_sample_has_every_kind_of_part():
-    """That start at the same row or not, and with the zeros between rows put there before or by the convolution."""
+    """Parts start at the same row or not, and the zeros between rows are put there before or by the convolution."""
     kinds = {(part.step != 0, part.dilation > 1, part.input_dilation > 1) for part in (Part.of(w, 0, n) for w, n in GEOMETRIES)}
     assert kinds == {(False, False, False), (False, False, True), (True, False, False), (True, False, True), (True, True, False)}
 

@@ -15,7 +15,7 @@ CLIP = 0.5
 
 
 def gradients(loss, p, batch):
-    """Of each example."""
+    """Return the gradient of each example."""
     return jax.vmap(lambda example: jax.grad(loss)(p, jax.tree.map(lambda x: x[None], example)))(batch)
 
 
@@ -111,7 +111,7 @@ def test_rows_that_a_table_has_not(mode):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_no_examples(keep):
-    """As Poisson sampling may draw."""
+    """Poisson sampling may draw none."""
     loss = lambda p, x: jnp.sum(x @ p["w"])
     p, batch = {"w": jnp.ones((3, 2))}, jnp.ones((0, 3))
     options: dict[str, Any] = dict(keep_batch_dim=keep)
@@ -142,7 +142,7 @@ def test_jax_privacy(clip, rescale):
 
 
 def test_infinities():
-    """As in jax_privacy, those of an example's gradient count as 0, if this is wanted."""
+    """Infinities of an example's gradient count as 0 if this is wanted, as in jax_privacy."""
     loss = lambda w, x: jnp.sum(x[0] * w)
     x = jnp.array([[jnp.inf, 1.0, 0.0], [3.0, 4.0, 0.0], [jnp.nan, jnp.nan, 0.5]])
     total, aux = jaxext.privacy.clipped_grad(loss, l2_clip_norm=1.0, return_grad_norms=True)(jnp.ones(3), x)
@@ -155,7 +155,7 @@ def test_infinities():
     ("dtypes", "error"), [((np.float32, np.float32), 1e-5), ((np.float64, np.float32), 1e-5), ((jnp.bfloat16, np.float32), 0.03)]
 )
 def test_dtypes(dtypes, error):
-    """Of weights and of biases; products are in float32 or in bfloat16.  Gradients have the dtypes of the parameters."""
+    """Weights and biases have these dtypes; products are in float32 or in bfloat16.  Gradients have the dtypes of the parameters."""
     first, second = dtypes
 
     def loss(p, batch):

@@ -39,7 +39,7 @@ def in_dtype(dtype, tree):
 
 @pytest.mark.parametrize("name", WAYS)
 def test_bfloat16(name):
-    """Against float64 with the same numbers.  Cotangents and gradients are rounded to 8 bits, and `vmap(grad)` rounds no less."""
+    """The truth is in float64, of the same numbers.  Cotangents and gradients are rounded to 8 bits, and `vmap(grad)` rounds no less."""
     network, p, x, told = WAYS[name]
     narrow = in_dtype(jnp.bfloat16, (p, x))
 
@@ -69,7 +69,7 @@ def test_many_and_large_squares(rows, dtype):
 
 
 def test_products_of_parameters_keep_their_precision():
-    """Where they are differentiated too: the norms are those of gradients that are rounded so.  CPUs multiply in float32 anyway."""
+    """Derivatives of the products keep it too: the norms are those of gradients that are rounded so.  CPUs multiply in float32 anyway."""
     algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
     loss = lambda p, x: jnp.sum(jnp.sin(x @ jax.lax.dot(p["a"], p["b"], precision=algorithm)))
     p, x = in_dtype(np.float32, (LOW_RANK, normal(3, 12)))

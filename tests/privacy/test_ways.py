@@ -1,4 +1,4 @@
-"""Which way a norm is computed, what the report says of it, and how many examples are computed at a time."""
+"""The way in which a norm is computed, the report of it, and the number of examples that are computed at a time."""
 
 import functools
 from typing import Any
@@ -24,7 +24,7 @@ def how(loss, p, *batch):
     [(1, "|x| |y|"), (2, "Gram form of 2 rows, of a few examples at a time"), (9, "its gradient, of a few examples at a time, kept")],
 )
 def test_the_cheaper_form(rows, told):
-    """With 12 and 24 columns the gradient is cheaper from 9 rows on, and smaller than the rows: 9 (12 + 24) > 12 * 24."""
+    """The gradient with 12 and 24 columns is cheaper from 9 rows on, and smaller than the rows: 9 (12 + 24) > 12 * 24."""
     w, x = jax.ShapeDtypeStruct((12, 24), np.float32), jax.ShapeDtypeStruct((3, rows, 12), np.float32)
     loss = lambda w, x: jnp.sum((x @ w) ** 2)
     assert how(loss, w, x) == {"argument 0": told}
@@ -76,7 +76,7 @@ def square(w, x, **how):
 
 @pytest.mark.parametrize("name", OF_CONVOLUTIONS)
 def test_gram_forms_of_convolutions(name):
-    """Of few positions and many channels."""
+    """The convolutions have few positions and many channels."""
     loss = functools.partial(square, **OF_CONVOLUTIONS[name])
     groups = OF_CONVOLUTIONS[name].get("feature_group_count", 1)
     w, x = normal(3, 2, 16 // groups, 64), normal(3, 4, 3, 16)
@@ -112,14 +112,14 @@ def test_a_gradient_that_is_larger_than_the_layer_is_not_kept():
 
 
 def sizes(function, *args):
-    """Of all arrays that the program has."""
+    """Return the sizes of all arrays in the program."""
     steps = walk(jax.make_jaxpr(function)(*args).jaxpr)
     avals: list[Any] = [var.aval for step in steps for var in step.eqn.outvars]
     return {aval.size for aval in avals}
 
 
 def test_norms_alone_keep_no_small_gradient():
-    """Nobody reads the gradients that `clipped_grad` keeps, of 3 examples, with 12 * 24 numbers each."""
+    """The norms do not need the gradients that `clipped_grad` keeps, of 3 examples, with 12 * 24 numbers each."""
     loss = lambda w, x: jnp.sum((x @ w) ** 2)
     w, x = normal(12, 24), normal(3, 9, 12)
     assert "kept" in how(loss, w, x)["argument 0"]
@@ -131,7 +131,7 @@ def test_norms_alone_keep_no_small_gradient():
 
 
 def test_examples_at_a_time(monkeypatch):
-    """If there are 8 devices, each has an example of a part."""
+    """Each of 8 devices has an example of a part."""
     assert [part_of(size, devices, 100, 100) for size, devices in ((16, 8), (12, 8), (5, 8), (12, 1))] == [8, 4, 1, 1]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert [part_of(24, 8, 100, arrays) for arrays in (10, 50, 70, 100, 1000)] == [8, 8, 8, 24, 24]
@@ -139,7 +139,7 @@ def test_examples_at_a_time(monkeypatch):
 
 
 def test_devices_that_split_a_batch():
-    """As the types say, or the context; in a shard_map only those over which it does not map."""
+    """The types or the context say which; a shard_map leaves only those over which it does not map."""
     seen = []
 
     def see(x):
@@ -163,7 +163,7 @@ def test_devices_that_split_a_batch():
 
 
 def test_a_device_of_a_shard_map_computes_one_example_after_the_other():
-    """Of 32 images, which 8 devices split.  A step makes the gradient of a single one."""
+    """The 8 devices split 32 images.  A step makes the gradient of a single one."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     w, x = normal(3, 3, 4, 4), normal(32, 6, 6, 4)
     norms = jaxext.privacy.per_example_norms(functools.partial(square, window_strides=(1, 1), padding="SAME"))

@@ -94,7 +94,7 @@ def built(tree):
 
 
 def test_the_page_counts_its_files():
-    """With the CHANGELOG, and for a kernel the form, which names it.  The page shows each file."""
+    """The counts include the CHANGELOG, and for a kernel the form, which names it.  The page shows each file."""
     text, triton, cuda = (
         PAGE.read_text(),
         *(
@@ -123,7 +123,7 @@ def test_the_operation_has_the_rules_of_jax(tree):
 
 @pytest.mark.slow
 def test_tools_find_the_operation(tree):
-    """By its folder: `verify` its calls, and the report of compiled kernels its programs."""
+    """The folder suffices: `verify` finds its calls, and the report of compiled kernels its programs."""
     pytest.importorskip("jax_triton")
     code = """
 import json, jaxext

@@ -60,7 +60,7 @@ def test_a_missed_goal_is_a_failure(tmp_path, capsys):
 
 
 def test_examples_that_need_the_extra_say_so():
-    """In their first lines, in the line that a traceback shows, and in the gallery."""
+    """Their first lines say it, the line that a traceback shows, and the gallery."""
     folder, extra, need = pathlib.Path(digits.__file__).parent, "pip install '.[demo]'", set()
     for path in folder.glob("*.py"):
         text = path.read_text()

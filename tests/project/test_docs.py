@@ -27,13 +27,13 @@ PAGES = sorted(page for page in ALL if BLOCK.search(page.read_text()))
 
 @pytest.fixture(autouse=True)
 def as_users_run_it():
-    """With JAX's defaults.  What a page registers ends with it."""
+    """Run with JAX's defaults.  What a page registers ends with it."""
     with registrations.undone(), jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 def run(text, source):
-    """What each block prints, and what the page says that it prints."""
+    """Yield what each block prints, and what the page says that it prints."""
     namespace = {"__name__": "page"}
     for block in BLOCK.finditer(text):
         line = text[: block.start()].count("\n") + 1  # of the opening fence: tracebacks name lines of the page

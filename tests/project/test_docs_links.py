@@ -15,7 +15,7 @@ NAMED = re.compile(r"`((?:tests|docs|examples|benchmarks|csrc|jaxext|kernels|\.c
 
 
 def anchors(text):
-    """Of the headings, as GitHub and MkDocs make them; a heading that is there again is numbered by either in its own way."""
+    """Return the anchors of the headings, as GitHub and MkDocs make them; each numbers a repeated heading in its own way."""
     titles = re.findall(r"^#+ +(.*?) *$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[ -]+", "-", re.sub(r"[^\w\- ]", "", LINK.sub(r"\1", title)).strip().lower()) for title in titles}
 

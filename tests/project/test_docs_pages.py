@@ -63,7 +63,7 @@ def test_a_table_that_is_stale_is_written_anew():
 
 
 def test_names_are_told_in_a_sentence():
-    """As the documentation has it, where the site has all of it."""
+    """The sentence is that of the documentation, which the site has in full."""
     text = (DOCS / "api" / "operations.md").read_text()
     line = "[`jaxext.quantization.pack_int4`](../../jaxext/quantization.py): Pack int4 or uint4 numbers, two in a byte."
     assert (

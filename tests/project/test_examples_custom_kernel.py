@@ -182,7 +182,7 @@ print("right loss and gradient")
 
 
 def test_the_triton_kernel_in_every_role():
-    """In Triton's interpreter, which needs a process of its own: more tiles than one along every axis, none of them full."""
+    """The kernel runs in Triton's interpreter, in a process of its own: more tiles than one along every axis, none of them full."""
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(EXAMPLES), "XLA_FLAGS": ""}
     done = subprocess.run([sys.executable, "-c", INTERPRETED], capture_output=True, text=True, env=environment)

@@ -27,7 +27,7 @@ def as_users_run_it():
 
 
 def said(capsys, example, *args):
-    """What a run that succeeds prints."""
+    """Return the output of a run that succeeds."""
     assert example.main(args) == 0
     return capsys.readouterr().out
 
@@ -148,7 +148,7 @@ def test_arguments_that_are_refused(example, args, message, capsys):
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="triton runs there")
 def test_fp8_training(capsys):
-    """Within 0.3 % of bfloat16, by products of jaxext alone."""
+    """The accuracy is within 0.3 % of bfloat16, by products of jaxext alone."""
     out = said(capsys, fp8_training)
     accuracy = {line.split()[0]: numbers(line.split(maxsplit=1)[1])[0] for line in out.splitlines()}
     assert accuracy.keys() == {"bfloat16", "fp8", "int8", "int4"} and min(accuracy.values()) > 96

@@ -56,7 +56,7 @@ def test_the_products_that_are_compared_are_exact():
 
 
 def test_products_of_16_bit_operands_are_compared_with_unrounded_ones(capsys):
-    """Of 256 terms; many sums are beyond 256, from where on bfloat16 has no odd numbers."""
+    """The products have 256 terms; many sums are beyond 256, from where on bfloat16 has no odd numbers."""
     a, b = (sharded_arrays.matrix(seed, (256, 256), jnp.bfloat16) for seed in range(2))
     sharded_arrays.show_products(a, b, jax.devices()[:1])
     sharded_arrays.show_pmap(a, b, jax.devices()[:1])
@@ -191,7 +191,7 @@ def test_a_kernel_that_is_not_flipped_is_a_failure(monkeypatch):
 
 
 def test_blur_and_the_way_back():
-    """In float64 by scipy, line by line; and the way back goes down to the image that was blurred."""
+    """The blur is compared with scipy's in float64; the way back goes down to the image that was blurred."""
     image = np.random.default_rng(0).uniform(size=(24, 30, 2)).astype(np.float32)
     bell = np.exp(-((np.arange(-3, 4) / 1.0) ** 2) / 2)
     bell /= bell.sum()
@@ -231,7 +231,7 @@ def test_arguments_that_are_refused(example, args, got, capsys):
 
 @pytest.mark.skipif(cuda_binding.missing() is not None, reason="there are no CUDA kernels, which refuse everything then")
 def test_what_is_offered_to_the_cuda_kernels_they_take():
-    """On an H100; of image_convolution the depthwise blurs are offered alone."""
+    """The target is an H100; of image_convolution the depthwise blurs are offered alone."""
     abstract = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype)
     matrix, image = abstract((64, 64), jnp.bfloat16), abstract((107, 160, 3), jnp.float32)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Who may import whom: the imports of every file are read and compared with what the design allows.
+"""The layers of the design: the imports of every file are read and compared with what is allowed.
 
 A room is a folder of jaxext/, one of an operation in jaxext/ops/, or a file that lies in jaxext/ directly.  Files of one room may import
 one another, without a circle.

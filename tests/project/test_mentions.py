@@ -1,4 +1,4 @@
-"""How many files name an operation: those that a maintainer finds, and may have to edit, when it changes."""
+"""The number of files that name an operation: those that a maintainer finds, and may have to edit, when it changes."""
 
 import pathlib
 import subprocess

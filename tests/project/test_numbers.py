@@ -27,7 +27,7 @@ def spread(found):
 
 
 def of_memory():
-    """What the performance log's table says of a training step: `benchmarks/training_memory.py` prints it."""
+    """Return the range of a training step's memory in the performance log's table, which `benchmarks/training_memory.py` prints."""
     section = (ROOT / "docs" / "performance-log.md").read_text().partition("## Fused epilogues: what a training step keeps\n")[2]
     rows = [line.split("|") for line in section.partition("\n## ")[0].splitlines() if re.match(r"\|.*\| b?float", line)]
     found = [float(cells[i]) for cells in rows for i in (5, 9)]
@@ -49,7 +49,7 @@ CLAIMS = {
 
 
 def test_kernels_are_as_many_as_the_page_says():
-    """Of the families for Hopper alone, of which each row of the table says `all N kernels`."""
+    """Families for Hopper alone are counted, of which each row of the table says `all N kernels`."""
     page = (ROOT / "docs" / "cuda.md").read_text()
     said = {name: int(number) for name, number in re.findall(r"^\| `(\w+)` \|.*right: all (\d+) kernels", page, re.MULTILINE)}
     rows = [row["kernel"] for row in result("kernels_cuda_13.0")["cuda"]["rows"] if row["arch"] == "90a"]

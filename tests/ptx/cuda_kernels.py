@@ -66,7 +66,7 @@ def compiled(source: str, *flags: str) -> tuple[ctypes.CDLL, dict[str, Module]]:
 
 
 def tell_parameters(runtime: ctypes.CDLL, modules: dict[str, Module]) -> None:
-    """From now on the runtime writes down the parameters of these kernels' launches too."""
+    """Make the runtime write down the parameters of these kernels' launches too."""
     for name, module in modules.items():
         sizes = [size for _, size in module.kernels[name].parameters]
         runtime.TellParameters(name.encode(), len(sizes), (ctypes.c_int64 * len(sizes))(*sizes))

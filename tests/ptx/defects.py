@@ -35,7 +35,7 @@ def planted(ptx, name, pattern, replacement, which) -> str:
 
 
 def said(run) -> str:
-    """What is wrong with a run, late or early; "" for nothing."""
+    """Return the error of a run, late or early; "" for none."""
     for when in (LATE, EARLY):
         try:
             run(when)

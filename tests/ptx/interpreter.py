@@ -73,7 +73,7 @@ def Input(values, address=None) -> Array:
 
 
 def Output(values, address=None) -> Array:
-    """What the kernel writes: to read it before is a fault, and `written` tells what was."""
+    """Return an array that the kernel writes: to read it before is a fault, and its `written` marks the bytes that were."""
     return Array(values, address, np.zeros(values.nbytes, np.uint8))
 
 
@@ -117,7 +117,7 @@ class Module:
             room *= 8
 
     def instructions(self, name: str) -> list[tuple[str, bool, str]]:
-        """Of each instruction its opcode with all modifiers, whether the machine knows it, and its text."""
+        """Return the opcode of each instruction with all modifiers, whether the machine knows it, and its text."""
         rows = (line.split("\t") for line in self._text(self._library.PtxInstructions, self.kernels[name].index))
         return [(opcode, known == "known", text) for opcode, known, text in rows]
 
@@ -174,7 +174,7 @@ class Module:
 
 
 def map_bytes(index: int) -> bytes:
-    """What stands for the 128 bytes of the tensor map `maps[index]`."""
+    """Return a substitute for the 128 bytes of the tensor map `maps[index]`."""
     return TENSOR_MAP_MAGIC.to_bytes(8, "little") + index.to_bytes(8, "little") + bytes(112)
 
 

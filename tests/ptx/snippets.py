@@ -47,7 +47,7 @@ ret;
 
 
 def of_each(body, *inputs, out) -> Any:
-    """What `body` makes of each element of the inputs, a thread for each.
+    """Run `body` on each element of the inputs, with a thread for each.
 
     It finds them in %a, %b, %c and %e, and leaves results of the dtypes `out` (one, or a list) in %x, %y, %z and %w.
     """

@@ -50,7 +50,7 @@ def ragged(role):
 
 
 def scaled_product(columns):
-    """More steps than stages, with a scale for 128 of each row, and for squares or each column."""
+    """Return a product with more steps than stages, and a scale for 128 of each row, and for squares or each column."""
     row = row_of(SCALEDS, operands="float8_e4m3fn", second="float8_e4m3fn", tile_m=128)
     M, N, steps = 2 * row["tile_m"] + 8, 3 * 128, row["stages"] + 1
     return scaled(row, (M, 128 * steps, N), (M, steps, columns)), {"device": TWO_MULTIPROCESSORS}
@@ -64,7 +64,7 @@ def own_transpose():
 
 
 def pieces(role, number):
-    """More steps than stages and slots; rows, columns and a part of a step that are not there."""
+    """Return a product with more steps than stages and slots, and tails of rows, columns and a step."""
     row: dict[str, Any] = row_of(PIECES, role=role, pieces=number)
     return matmul_call(row, 1, row["tile_m"] + 4, row["tile_n"] + 4, (row["stages"] + 1) * 32 + 4, integers=number == 2), {}
 
@@ -83,7 +83,7 @@ def depthwise(name, role, dtype, tensor_cores=False, **changes):
 
 
 def causal_conv1d(role, **given):
-    """Exactly 4 taps, or packed sequences."""
+    """Return a convolution with exactly 4 taps, or of packed sequences."""
     problem = test_causal_kernel.a_problem(role, activation=None, dtype="fp32", C=24, state=True, **given)
     return causal_call(problem, cuda_causal.CausalConfig(lanes=2, strip=6, splits=2 if role == "backward" else 1)), {}
 
@@ -95,7 +95,7 @@ def weight_only():
 
 
 def wide_weight_only():
-    """More stages than the ring has, of which each has its scales, and a row, columns and half of a stage that are not there."""
+    """Return a product with more stages than the ring has, each with its scales, and tails of a row, columns and half a stage."""
     row = row_of(WIDE_WEIGHT_ONLYS, operands="bfloat16", bits=8, tile_m=64)
     problem = simt_weight_only.a_problem(M=5, N=288, K=(row["stages"] + 1) * 64, S=row["stages"] + 1, bits=8)
     return weight_only_call(problem, cuda_weight_only.WeightOnlyConfig(tile_m=64, tile_n=256), integers=False), {}

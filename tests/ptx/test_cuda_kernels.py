@@ -134,7 +134,7 @@ def test_bands_of_gram(row):
 
 
 def larger(problem):
-    """More channels than a tile has, and not as many as two: the contraction goes over several steps."""
+    """Return the problem with more channels than one tile has and fewer than two: the contraction goes over several steps."""
     return dataclasses.replace(problem, C=72, K=136)
 
 
@@ -227,8 +227,8 @@ def test_weight_only_product(dtype, arch):
 
 @each(WIDE_WEIGHT_ONLYS)
 def test_wide_weight_only_product(row):
-    """With tails of rows, columns and the sum, more stages than the ring has, blocks of scales of 32 elements and others, and one for all;
-    batches and parts, of which one has no step; rounded too."""
+    """The products have tails of rows, columns and the sum, more stages than the ring has, blocks of scales of 32 elements and others, and
+    one for all; batches and parts, of which one has no step; rounded too."""
     given: dict[str, Any] = dict(bits=row["bits"], dtype=DTYPES[row["operands"]])
     m, ring = row["tile_m"], row["stages"] * cuda_weight_only.WIDE_STEP
     config = cuda_weight_only.WeightOnlyConfig(tile_m=m, tile_n=row["tile_n"])
@@ -249,7 +249,7 @@ def test_each_byte_of_a_wide_weight():
 
 
 def assert_all_ran(dtype, arch, which):
-    """Of the kernels with such a name."""
+    """Assert that all kernels with such a name ran."""
     of_dtype = {"float32": "If", "bfloat16": "__nv_bfloat16", "float16": "__half"}[dtype]
     kernels = {name: module for name, module in modules(arch).items() if of_dtype in name and which(name)}
     assert kernels and not [name for name, module in kernels.items() if not module.executed[name].any()]
@@ -288,7 +288,7 @@ def test_matmul_with_an_epilogue(row):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activation(activation):
-    """By the kernel of depthwise convolutions: all kernels compile the same functions."""
+    """The kernel is that of depthwise convolutions: all kernels compile the same functions."""
     plain = test_depthwise.of_role(test_simt.CASES["causal k3, several chunks"], "fprop", "fp32", arch=90)
     problem = fused(plain, dict(activation=activation, saves=True))
     check_fused(problem, cuda_depthwise.pick(problem))

@@ -21,7 +21,7 @@ def passes(body, arguments=None, **how):
 
 
 def fault(body, arguments=None, **how) -> str:
-    """What is said of the program."""
+    """Return the message of the program's fault."""
     with pytest.raises(Fault) as caught:
         passes(body, arguments, **how)
     return str(caught.value)
@@ -99,7 +99,7 @@ ADDRESSES = {  # what is said, and the program
 
 @pytest.mark.parametrize("wanted, body", **rows(ADDRESSES))
 def test_addresses(wanted, body):
-    """In a cluster of two blocks, of which the second does nothing; thread 0 of the first has %p1."""
+    """The cluster has two blocks, of which the second does nothing; thread 0 of the first has %p1."""
     head = """mov.u32 %r1, 0; mov.u32 %r2, 0; mov.u32 %r8, %cluster_ctarank; setp.ne.u32 %p1, %r8, 0; @%p1 bra end; xor.b32 %r8, %r8, 1;
               setp.eq.u32 %p1, %r100, 0; shr.u32 %r9, %r100, 5; and.b32 %r10, %r100, 7; mad.lo.u32 %r9, %r9, 8, %r10;"""
     foot = "end: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
@@ -317,7 +317,7 @@ LOADS = {  # said, what is right, what is wrong
 
 
 def load(body, late):
-    """What is said of a program with a tensor map of 2 x 32 words, or ""."""
+    """Return the fault of a program with a tensor map of 2 x 32 words, or ""."""
     map = tensor_map(FROM, [128], [32, 2], [32, 2], 4)
     try:
         passes(body, [map_bytes(0), bytes(128)], maps=[map], arrays=[Input(numbers(64).reshape(2, 32), FROM)], late=late)
@@ -328,7 +328,7 @@ def load(body, late):
 
 @pytest.mark.parametrize("wanted, right, wrong", **rows(LOADS))
 def test_loads_by_tensor_maps(wanted, right, wrong):
-    """What is wrong is found in one of both orders, and what is right passes in both."""
+    """A wrong program fails in at least one of both orders, and the right one passes in both."""
     body = MAP + "add.u32 %r104, %r101, 192; add.u32 %r105, %r101, 1024;" + INIT + EXPECT + LOAD + WAIT + READ
     assert body.count(right) == 1
     said = [load(body.replace(right, wrong), late) for late in (LATE, EARLY)]

@@ -1,4 +1,4 @@
-"""How far products of float32 by Triton's kernels are from the exact ones, on operands that are hard to multiply.
+"""Errors of float32 products by Triton's kernels, on operands that are hard to multiply.
 
 The compilers' PTX is executed.  The interpreter rounds the sum of each instruction once; tensor cores may keep fewer bits of it.
 """
@@ -63,7 +63,7 @@ def test_special_operands(arch, precision):
 
 @pytest.mark.parametrize("precision", ["ieee", pytest.param("bf16x6", marks=pytest.mark.slow)])
 def test_convolutions_are_as_exact_as_products(precision):
-    """Those of images of one pixel are products."""
+    """Convolutions of images of one pixel are products."""
     _, rows, columns, depth = SIZES
     pixels = dict(N=rows, C=depth, K=columns, input=(1,), filter=(1,), padding=((0, 0),))
     problem = test_conv.a_problem("fprop", **pixels, dtypes=("fp32",) * 3, precision=precision, arch=80)
@@ -76,7 +76,7 @@ def test_convolutions_are_as_exact_as_products(precision):
 
 @pytest.mark.parametrize("precision", PRODUCTS_OF_PARTS)
 def test_small_terms_are_added_first(precision):
-    """Into one sum, from zero; the product of the large parts is the last, and that sum is added to the others in float32."""
+    """They go into one sum, from zero; the product of the large parts is the last, and that sum is added to the others in float32."""
     code = kernel(80, precision).compiled.asm["ttgir"]
     dots = re.findall(r"(%\w+) = tt\.dot (%\w+), (%\w+), (%\w+)", code)
     without_nans = dict(re.findall(r"(%\w+) = arith\.select %\w+, %cst\w*, (%\w+)", code))

@@ -466,7 +466,7 @@ def test_f32_to_pairs_of_halves(type, relu):
 
 @QUIET
 def test_f32_to_pairs_of_bf16_towards_zero():
-    """As one by one, each in its half; infinities and NaN stay."""
+    """The halves are those of single conversions; infinities and NaN stay."""
     high = close_to_halves(DTYPES["bf16"])
     low = np.roll(high, 7)
     pair, one = of_each("cvt.rz.bf16x2.f32 %x, %a, %b; cvt.rz.bf16.f32 %y, %a;", high, low, out=[np.uint32, DTYPES["bf16"]])
@@ -509,7 +509,7 @@ def test_pairs_of_8_bit_floats(type, dtype, relu):
 
 @QUIET
 def test_what_was_an_8_bit_float_from_f16_to_bf16():
-    """Without a rounding, which these values do not need."""
+    """These values need no rounding."""
     for dtype in (E4M3, E5M2):
         values = np.arange(256, dtype=np.uint8).view(dtype).astype(F16)
         same(of_each("cvt.bf16.f16 %x, %a;", values, out=BF16), values.astype(BF16))

@@ -24,13 +24,13 @@ def values_of(shape, dtype):
 
 
 def map_of(array, box, swizzle=0, **more):
-    """Of an array whose axes are written outermost first, as are the box's sizes."""
+    """Return the tensor map of an array; its axes are outermost first, as are the box's sizes."""
     values = array.values
     return tensor_map(array.address, values.strides[-2::-1], values.shape[::-1], box[::-1], values.itemsize, swizzle, **more)
 
 
 def tile(values, corner, box, steps=None, fill=0):
-    """What a box takes, outermost axis first; what is out of bounds is the fill."""
+    """Return what a box takes, outermost axis first; elements out of bounds are the fill."""
     steps = steps or [1] * len(box)
     made = np.full([-(-size // step) for size, step in zip(box, steps, strict=True)], fill, f"u{values.itemsize}")
     for index in np.ndindex(*made.shape):
@@ -81,7 +81,7 @@ BOXES = {1: (16,), 2: (12, 16), 3: (2, 3, 16), 4: (2, 2, 3, 16), 5: (1, 2, 2, 3,
 @pytest.mark.parametrize("hint", [False, True], ids=["", "hint"])
 @pytest.mark.parametrize("rank", SHAPES)
 def test_a_tile_of_each_rank(rank, hint, late):
-    """Within the array, and beyond each of its edges, where zeros are."""
+    """Tiles lie within the array, and beyond each of its edges, where zeros are."""
     values = values_of(SHAPES[rank], BF16)
     corners = [
         [0] * rank,
@@ -110,7 +110,7 @@ def test_each_swizzle(swizzle, dtype):
 
 @pytest.mark.parametrize("tiled", ["", ".tile"])
 def test_a_box_with_steps(tiled):
-    """Of sizes that are no multiples of the steps: each step takes one element."""
+    """The sizes are no multiples of the steps: each step takes one element."""
     values = values_of((7, 9, 8), np.dtype(np.float32))
     want = tile(values, (1, -2, 0), (4, 7, 8), (2, 3, 1))
     assert want.shape == (2, 3, 8)
@@ -164,7 +164,7 @@ def test_im2col(rank, swizzle, late):
 @pytest.mark.parametrize("hint", [False, True], ids=["", "hint"])
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
 def test_multicast(rank, hint, late):
-    """Of four blocks the first two give tiles to some of them; each waits at its own mbarrier for what it gets."""
+    """The first two of four blocks give tiles to some of them; each waits at its own mbarrier for what it gets."""
     values = values_of((2,) * (rank - 1) + (8,), np.dtype(np.float32))
     source, result = Input(values, FROM), Output(np.zeros((4, 16), np.uint32))
     described = map_of(source, (1,) * (rank - 1) + (8,))
@@ -198,7 +198,7 @@ def test_multicast(rank, hint, late):
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 @pytest.mark.parametrize("rank", SHAPES)
 def test_stores(rank, swizzle, late):
-    """What is out of bounds is not written, and the rest once."""
+    """Elements out of bounds are not written, and all others once."""
     width = swizzle // 2 or 16
     box = (*BOXES[rank][:-1], width)
     for where, tiled in ((0, ""), (-1, ".tile"), (1, "")):
@@ -338,7 +338,7 @@ def test_a_ring_of_stages(late):
 
 @both
 def test_a_copy_of_a_copy(late):
-    """What a load brought, a store may take away without a fence: both are of the async proxy."""
+    """A store may take what a load brought without a fence: both are of the async proxy."""
     source, result = Input(values_of((4, 32), np.dtype(np.uint32)), FROM), Output(np.zeros((4, 32), np.uint32), TO)
     body = f"""{MAP} mov.b64 %d2, p1; cvta.param.u64 %d2, %d2; {INIT} @!%p1 bra end;
                    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r101], 512;

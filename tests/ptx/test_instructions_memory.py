@@ -14,7 +14,7 @@ def bits_of(type):
 
 
 def registers(type, count):
-    """Of the type's width, in braces if there are several."""
+    """Return registers of the type's width, in braces if there are several."""
     kind = {8: "h", 16: "h", 32: "f" if type[0] == "f" else "r", 64: "d"}[bits_of(type)]
     names = [f"%{kind}{n}" for n in range(count)]
     return names[0] if count == 1 else "{" + ", ".join(names) + "}"
@@ -25,7 +25,8 @@ def random_bytes(count):
 
 
 def moved(load, store, type, count):
-    """What 64 threads move; each has `count` elements of the type at %d20 and at %d21, and half as many bytes before and behind them."""
+    """Return the source and the result of 64 threads that move data; each has `count` elements of the type at %d20 and at %d21, and half as
+    many bytes before and behind them."""
     size = bits_of(type) // 8 * count
     source, result = Input(random_bytes(3 * 64 * size)), Output(np.zeros(3 * 64 * size, np.uint8))
     body = f"""mul.lo.u32 %r102, %r100, {size}; cvt.u64.u32 %d10, %r102; add.u32 %r101, %r101, %r102;
@@ -83,7 +84,7 @@ def test_stores_to_global_memory(suffix):
 
 @pytest.mark.parametrize("suffix", SHARED)
 def test_shared_memory(suffix):
-    """Through another thread of the warp, by addresses of the space and by generic ones."""
+    """Values go through another thread of the warp, by addresses of the space and by generic ones."""
     type, count = parts(suffix)
     size, regs = bits_of(type) // 8 * count, registers(type, count)
     for window in (False, True):
@@ -232,7 +233,7 @@ def test_cp_async_fills_with_zeros_and_reads_no_more_than_it_is_told(level, size
 
 @both
 def test_groups_of_cp_async_are_waited_for_in_order(late):
-    """Of four groups, one of which is empty, as many as are wanted have arrived."""
+    """Each wait leaves as many of the four groups pending as it allows; one group is empty."""
     source, result = Input(RNG.integers(0, 1000, 4 * 32).astype(np.int32)), Output(np.zeros(3 * 32, np.int32))
     copy = "cp.async.ca.shared.global [%r101+{0}], [%d20+{0}], 4;"
     load = "ld.shared.b32 %r1, [%r101+{0}]; st.global.b32 [%d21+{0}], %r1;"

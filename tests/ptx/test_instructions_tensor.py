@@ -28,7 +28,7 @@ def some(shape, type, most=4):
 
 
 def product(a, b):
-    """Of (M, K) and (N, K), in float64."""
+    """Return the product of (M, K) and (N, K) in float64."""
     return a.astype(np.float64) @ b.astype(np.float64).T
 
 
@@ -124,7 +124,7 @@ def of_sum(c):
 
 
 def run_mma(opcode, a, b, c):
-    """What it makes of (16, K), (8, K) and (16, 8)."""
+    """Return the result of the instruction for (16, K), (8, K) and (16, 8)."""
     places = of_sum(c)
     held_c = c.ravel()[places].view(np.uint32)
     inputs = [registers_of_a(a), registers_of_b(b), held_c]
@@ -202,7 +202,7 @@ def test_mma_passes_infinity_and_nan_on():
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a matrix of `rows` x K lies in shared memory.  `turned`: rows are contiguous (MN-major).  `swizzle`: bytes of a swizzled row.
+    """A layout of `rows` x K matrices in shared memory.  `turned`: rows are contiguous (MN-major).  `swizzle`: bytes of a swizzled row.
 
     The pictures of the ISA's "Asynchronous Warpgroup Level Matrix Shared Memory Layout": bricks of 8 lines of `swizzle` bytes, in which
     16-byte chunks change places by the line; or of 8 lines of 16 bytes without a swizzle.
@@ -238,7 +238,7 @@ class Layout:
         return (made, by_width, by_lines) if self.swizzle else (made, by_lines, by_width)
 
     def step(self, image, k_bytes, k):
-        """From a product's start to that of the next one, K further."""
+        """Return the offset from a product's start to that of the next one, K further."""
         _, leading, stride = image
         if self.turned:
             return k // 8 * (stride if self.swizzle else leading)

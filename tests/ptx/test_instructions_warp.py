@@ -13,7 +13,7 @@ STORE = "mul.wide.u32 %d10, %r100, 4; add.u64 %d10, %d10, %d20; st.global.b32 [%
 
 
 def of_threads(body, threads=32, *inputs, count=1, **how):
-    """What each thread leaves in %r1 and, with a count of 2, in %r2; of the inputs it finds its elements in %r21, %r22 and so on."""
+    """Return what each thread leaves in %r1 and, with a count of 2, in %r2; it finds its elements of the inputs in %r21, %r22 and so on."""
     result = Output(np.zeros((count, threads), np.uint32))
     load, arrays = "mul.wide.u32 %d11, %r100, 4;", []
     for n, values in enumerate(inputs):
@@ -28,7 +28,7 @@ def of_threads(body, threads=32, *inputs, count=1, **how):
 
 
 def natural(mode, width, by, values):
-    """What lanes get in each segment of `width` lanes, and whether it comes from there; bfly reads earlier segments too."""
+    """Return what lanes get in each segment of `width` lanes, and whether it comes from there; bfly reads earlier segments too."""
     first = LANES // width * width
     source = {"up": LANES - by, "down": LANES + by, "bfly": LANES ^ by, "idx": first + by % width}[mode]
     inside = (source < first + width) & ((source >= first) | (mode == "bfly"))
@@ -153,7 +153,7 @@ def test_labels_belong_to_their_braces():
 
 
 def test_threads_that_have_ended_are_not_waited_for():
-    """Half of warp 0 and all of warp 2; the others meet at barriers of the warp, the block and the cluster."""
+    """The threads are half of warp 0 and all of warp 2; the others meet at barriers of the warp, the block and the cluster."""
     body = """mov.u32 %r1, 0; setp.lt.u32 %p1, %r100, 16; @%p1 st.global.b32 [%d10], %r1; @%p1 ret; setp.ge.u32 %p1, %r100, 64;
               @%p1 exit; bar.sync 0; bar.warp.sync 0xffffffff; shfl.sync.idx.b32 %r1, %r100, 31, 31, 0xffff0000;
               barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""

@@ -11,7 +11,7 @@ from jaxext.benchmarks import compiled
 
 
 def test_what_a_test_of_instructions_does_not_reach_does_not_count():
-    """Neither what is jumped over, nor what no lane executes, nor what a fault ends."""
+    """Instructions that are jumped over, that no lane executes, or that a fault ends do not count."""
     body = "setp.ne.u32 %p1, 0, 0; @%p1 not.b32 %r1, %r1; bra over; {} over: prmt.b32 %r1, %r1, %r1, 0;"
     snippets.executed.clear()
     snippets.launch(body.format("popc.b32 %r1, %r1;"))

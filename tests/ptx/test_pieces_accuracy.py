@@ -1,4 +1,4 @@
-"""How far products of float32 by the CUDA kernels are from the exact ones, on operands that are hard to multiply.
+"""Errors of float32 products by the CUDA kernels, on operands that are hard to multiply.
 
 The interpreter rounds the sum of each instruction once; tensor cores may keep fewer bits of it.
 """
@@ -24,7 +24,7 @@ LARGEST = "largest"  # three pieces have it too: the first is rounded towards ze
 
 
 def product(row, a, b):
-    """What the kernel makes of these factors."""
+    """Return the kernel's product of these factors."""
     call = matmul_call(row, 1, len(a), b.shape[1], a.shape[1])
     operands = {slot: np.ascontiguousarray(x)[None] for slot, x in zip(call.operands, ROLES[row["role"]](a, b), strict=True)}
     (result,) = execute(dataclasses.replace(call, operands=operands), LATE).values()
@@ -58,7 +58,7 @@ def test_special_operands(row):
 
 
 def test_an_infinity_is_where_it_belongs():
-    """In one row and one column; all others have the bits that they have without it."""
+    """It stays in one row or one column; all others have the bits that they have without it."""
     a, b = accuracy.FINITE["of one size"](np.random.default_rng(0), 140, DEPTH, 132)
     without = product(PIECES[-1], a, b)
     a[3, 5], b[7, 131] = np.inf, -np.inf

@@ -189,7 +189,7 @@ def test_copies_are_fenced_from_the_wgmma_that_read_them(role):
 
 
 def test_sums_of_halves_of_indices():
-    """On an H100 this gradient read its sources one row too high: ptxas before CUDA 13.2 got the sums of its rows and 1 wrong."""
+    """This gradient read its sources one row too high on an H100: ptxas before CUDA 13.2 got the sums of its rows and 1 wrong."""
     problem = test_conv.a_problem("dgrad", N=3, C=136, K=264, input=(29, 28), dtypes=("fp16",) * 3, arch=90)
     gradient = Call("conv", problem, kernel_module("conv").Config(tile_m=128, tile_n=128, tile_k=64, num_warps=8, splits=5))
     with mock.patch.object(compiled, "repaired", lambda ptx: ptx):

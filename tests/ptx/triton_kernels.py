@@ -46,7 +46,7 @@ class Call:
 
     @functools.cached_property
     def compiled(self):
-        """Not out of Triton's cache, which does not see when a method of a `Problem` changes."""
+        """Compile without Triton's cache, which does not see when a method of a `Problem` changes."""
         from triton import knobs
 
         with knobs.compilation.scope():

@@ -92,7 +92,7 @@ def test_the_users_own_goes_before_the_packages(fresh, shipped):
 
 
 def test_other_versions_are_warned_of_once(fresh, shipped):
-    """And only those of the user's own table: the user can do nothing about the package's."""
+    """Only those of the user's own table are: the user can do nothing about the package's."""
     table_file.write(shipped, OLDER, row(2.0))
     assert times() == []
     active._tables.clear()
@@ -171,7 +171,7 @@ def test_lowering_does_not_fail_for_want_of_a_table(fresh):
 
 
 def test_without_sources_nothing_holds(fresh, monkeypatch):
-    """As in a frozen program, which has no files of them."""
+    """A frozen program has no files of them."""
     table_file.write(fresh, HERE, row())
     codes = functools.partial(environment.codes.__wrapped__, "cpu")
     monkeypatch.setattr(pathlib.Path, "read_bytes", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
@@ -204,7 +204,7 @@ def test_the_table_is_part_of_the_cache_key():
     dict(partitioner=Partitioner.XLA), dict(partitioner=Partitioner.LATER),
 ], ids=str)  # fmt: skip
 def test_other_calls_were_not_measured(other):
-    """That the CPU was measured says nothing of a program for a GPU, nor of one whose parts are not known yet."""
+    """A measurement on the CPU says nothing of a program for a GPU, nor of one whose parts are not known yet."""
     with jaxext.use_table(Table(HERE, row(), "memory")):
         assert times(dataclasses.replace(CALL, partitioner=Partitioner.LABELS)) == [1.0]
         assert times(dataclasses.replace(CALL, **other)) == []
@@ -220,7 +220,7 @@ def test_a_symbolic_size_was_not_measured():
 
 
 def test_calls_are_collected():
-    """Those of other threads too, until the context is left; contexts may lie in one another, and are not taken for each other."""
+    """Calls of other threads count too, until the context is left; contexts may be nested, and are not taken for each other."""
     with active.collecting() as outer:
         with active.collecting() as inner:
             thread = threading.Thread(target=times)
@@ -265,7 +265,7 @@ def test_a_hash_changes_with_each_file(tmp_path):
     ("cuda", {"backends/cuda/cuda_binding.py", "ops/conv/cuda_dense.py", "ops/ragged/problem.py", "kernels/geometry.py"}),
 ])  # fmt: skip
 def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch):
-    """Those that decide what it computes with, and no others."""
+    """The files are those that decide what it computes with, and no others."""
     seen = set()
     for module in (xla_conv, xla_matmul, kernel, cuda_binding):
         monkeypatch.setattr(module, "hash_of", lambda files, *more: seen.update(map(str, files)) or "")
@@ -281,7 +281,7 @@ def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch)
 
 @pytest.mark.parametrize("other", [dict(cuda_version="13.1", archs="90a"), dict(cuda_version="12.9", archs="90a,100a")])
 def test_the_hash_changes_with_the_compiler(other, monkeypatch):
-    """Of CUDA kernels, on CUDA devices, where the compiled module loads."""
+    """The hash of CUDA kernels alone changes, on CUDA devices, where the compiled module loads."""
     hashes = environment.codes.__wrapped__
     monkeypatch.setattr(jaxext, "_cuda_module", None, raising=False)
 
@@ -332,7 +332,7 @@ def test_the_report(monkeypatch):
 
 
 def test_processes_that_cannot_compare(monkeypatch):
-    """Without a table there is nothing to compare.  Those that can do so in `process_checks.tables`."""
+    """Processes without a table have nothing to compare.  Those that can compare are in `process_checks.tables`."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert times() == []
     with jaxext.use_table(Table(HERE, row(), "memory")), pytest.raises(RuntimeError, match="memory: .* without jax.distributed.initialize"):

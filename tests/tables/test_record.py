@@ -115,7 +115,7 @@ def test_a_kernel_that_is_wrong_on_one_of_two_devices_is_wrong(own):
 
 
 def test_the_last_outcome_on_a_device_counts(own):
-    """After an upgrade of jaxlib, say."""
+    """A kernel that was wrong may be right later, after an upgrade of jaxlib, say."""
     table_file.merge(own, [entry(replace(H100, versions={"jax": "0.11.1"}), right=False), entry()])
     assert choice(*dgrad())[1].implementation == "triton"
 

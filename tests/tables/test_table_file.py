@@ -25,7 +25,7 @@ DAY = datetime.date(2026, 11, 22)
 
 
 def changed(*names):
-    """Here, with other code of these implementations."""
+    """Return this context with other code of these implementations."""
     return replace(HERE, sources={**HERE.sources, **dict.fromkeys(names, "dd")})
 
 
@@ -64,7 +64,7 @@ def own(tmp_path, monkeypatch):
 
 
 def test_other_devices_and_versions_share_a_file(path):
-    """What was written is read.  Rows replace those of the same context and problem; rows of other devices are no reason to warn."""
+    """Rows that were written are read.  They replace those of the same context and problem; rows of other devices are no reason to warn."""
     assert read(path) == read(path / "of" / "no" / "folder") == ({}, "")
     for context, ms in ((CPU, 3.0), (replace(HERE, capability=100), 4.0), (HERE, 1.0), (NEWER, 5.0), (HERE, 2.0)):
         write(path, context, {"p": row("xla", "triton", ms=ms), f"only {ms}": row("xla")})
@@ -88,7 +88,7 @@ def test_other_versions_do_not_hold(path):
     (replace(HERE, sources={"xla": "aa"}), {"p": ["xla"], "q": ["xla"]}, "other code of cuda, triton:"),
 ])  # fmt: skip
 def test_changed_code_does_not_hold(path, context, left, why):
-    """Nor does any measurement without xla's, with which it was compared."""
+    """A measurement without xla's, with which it was compared, does not hold either."""
     write(path, rows={"p": row("triton", "xla", "cuda"), "q": row("xla"), "without xla": row("cuda")})
     rows, ignored = read(path, context)
     assert {problem: [m.implementation for m in row] for problem, row in rows.items()} == left
@@ -96,7 +96,7 @@ def test_changed_code_does_not_hold(path, context, left, why):
 
 
 def test_measurements_of_this_code_go_first(path):
-    """Whichever was written last."""
+    """The order in which they were written does not matter."""
     old = changed("triton")
     for context, ms in ((HERE, 1.0), (old, 2.0)):
         write(path, context, {"p": row("xla", "triton", ms=ms)} | ({"q": row("xla", ms=2.0)} if context is old else {}))
@@ -252,7 +252,7 @@ def test_the_own_file_that_is_no_table_is_renamed(own):
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("data", [b"alias ls='ls -l'\n", b""])
 def test_another_file_that_is_no_table_is_left_alone(path, data, linked):
-    """So is a file to which a link leads that someone planted in the table's place."""
+    """A file to which a link leads that someone planted in the table's place is left alone too."""
     path.write_bytes(data)
     if linked:
         moved(path)
@@ -264,7 +264,7 @@ def test_another_file_that_is_no_table_is_left_alone(path, data, linked):
 
 
 def test_a_place_where_nothing_can_be_written(path):
-    """Neither the file nor its lock: this is known before anything is measured."""
+    """The file and its lock cannot be written, which is known before anything is measured."""
     path.write_text("a file")
     for refused in (table_file.check_writable, write):
         with pytest.raises(NotADirectoryError):

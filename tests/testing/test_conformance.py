@@ -25,7 +25,7 @@ def split(problem: Problem, part=None, **axes) -> testing.Split:
 
 
 def grouped(strides, groups):
-    """What a device computes of groups of channels that are split."""
+    """Return the convolution that a device computes of groups of channels that are split."""
     return functools.partial(conv(strides, "SAME", NHWC, feature_group_count=groups), OURS)
 
 

@@ -50,7 +50,7 @@ def failures(fn, reference=reference, args=(X, W), **options):
 
 
 def test_a_sound_primitive_passes(capsys):
-    """On several devices too; the table is printed row by row and is the report's text."""
+    """It passes on several devices too; the table is printed row by row and is the report's text."""
     report = testing.check_op(doubled(), reference, (X, W), linear=(0, 1))
     assert report.passed
     assert {row.detail for row in report.rows if row.outcome == "skipped"} == {"no splits are declared"}
@@ -192,7 +192,7 @@ def test_export_without_the_package_that_writes(monkeypatch):
 
 
 def test_what_one_device_leaves_out_is_said():
-    """In the last line, with the cure; and who insists gets an error with the rows."""
+    """The last line says it, with the fix; `complete=True` raises an error with the rows."""
     others = {check: "not in this test" for check in testing.CHECKS if check not in ("eager", "jit", "pmap", "shard_map", "halves")}
     report = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=ONE, skip=others)
     assert report.passed and not report.complete
@@ -210,7 +210,7 @@ def test_what_one_device_leaves_out_is_said():
 
 
 def test_what_needs_a_skipped_check_is_said():
-    """With its own reason, and it is not complete: nobody asked to leave out the derivative, which is wrong."""
+    """Each check has its own reason, and the report is not complete: nobody asked to leave out the derivative, which is wrong."""
 
     @jax.custom_jvp
     def wrong(x):

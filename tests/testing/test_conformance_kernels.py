@@ -1,4 +1,4 @@
-"""Of a kernel that is registered with `extend`, a failed check names the implementation and the product that it computes wrong."""
+"""Kernels that are registered with `extend`: a failed check names the implementation and the product that it computes wrong."""
 
 import functools
 from typing import Any
@@ -59,7 +59,7 @@ def registered(**attributes):
 
 
 def test_a_kernel_that_is_wrong_in_one_role():
-    """As it is called by the operation, by a function around it and by a compiled one; the other roles are not accused."""
+    """The kernel is called by the operation, by a function around it and by a compiled one; the other roles are not accused."""
     registered(wrong=("w",))
     said = "implementation 'mine' is wrong where call.op is 'toy_blamed_w' and call.open 'w': its error is 2 of the largest element"
     for fn in (ours, functools.partial(form(), B=0), jax.jit(ours), lambda x, w: jax.checkpoint(ours)(x, w) + 0 * x[:, :2]):
@@ -90,7 +90,7 @@ def test_infinities_of_a_right_kernel():
 
 
 def test_a_wrong_kernel_behind_a_reduction_by_a_function():
-    """Whose function, of scalars, is no program that the equation calls."""
+    """The function of the reduction, of scalars, is no program that the equation calls."""
     registered(wrong=("y",))
     summed = lambda x: jax.lax.reduce(x, jnp.asarray(0, x.dtype), lambda a, b: a + b * 1, (0,))[None]
     found = rules(lambda x, w: ours(summed(x), w), lambda x, w: reference(summed(x), w))
@@ -98,7 +98,7 @@ def test_a_wrong_kernel_behind_a_reduction_by_a_function():
 
 
 def test_a_kernel_of_jaxexts_operations():
-    """Of a convolution's three roles the one that is wrong."""
+    """One of a convolution's three roles is wrong, and is named."""
 
     class Conv(Einsum):
         def run(self, call, config, operands):

@@ -40,7 +40,7 @@ def test_an_operation_is_right_in_a_larger_sample(function):
 
 @pytest.mark.slow
 def test_the_doctor_accuses_no_split_that_is_right():
-    """And misses few: gradients in programs that XLA splits as the page of the doctor says.  Each day draws another sample."""
+    """It misses few wrong ones: gradients in programs that XLA splits as the page of the doctor says.  Each day draws another sample."""
     part, lax_alone = "values and gradients", [function for function in SUBJECTS if function.name.endswith("lax") and function.order]
     outcomes, accused = {}, {}
     with sharding_worker.Workers(2, 8, 300) as pool:
@@ -86,7 +86,7 @@ def test_rows_by_features_of_lax_are_found_and_minimised():
 
 
 def test_an_abort_is_a_finding():
-    """And another process takes the place of the one that ended."""
+    """Another process takes the place of the one that ended."""
     layout = sharding_worker.Layout(AUTOMATIC, (4, 2), ((None, None, None), (3, None, None)))
     source = CONV.replace("OPS", "lax").replace('"NHWC"))', '"NHWC"), feature_group_count=8)')
     finding = found(source, layout, X, W[:1, :1, :1])

@@ -33,7 +33,7 @@ PARAMS, X = [struct(8, 16), struct(16, 16), struct(16, 16), struct(16, 4)], stru
 
 
 def table(explanation):
-    """What identifies a row, and its count."""
+    """Return the count of each row, by what identifies it."""
     return {(row.op, *row.operands, row.result): row.times for row in explanation.rows}
 
 
@@ -174,7 +174,7 @@ def test_summary(monkeypatch):
 
 
 def details(explanation):
-    """What is told of each product below its line."""
+    """Return the lines below those of the products."""
     return [line.strip() for line in str(explanation).partition("\n\n")[0].splitlines()[3::2]]
 
 

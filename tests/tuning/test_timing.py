@@ -88,7 +88,7 @@ def test_patience(monkeypatch, repeats, patience_s, want):
 
 
 def test_kernel_times(monkeypatch):
-    """What clears the cache is not counted, nor is a sample with lost kernels, and the sum over calls is one call's."""
+    """Kernels that clear the cache are not counted, nor is a sample with lost kernels; the time is that of one call."""
     reports = [[("xor", 9.0)] * timing.CALLS]
     monkeypatch.setattr(timing, "FLUSHED_BYTES", 64 * timing.FLUSHED_ROWS)
     monkeypatch.setattr(timing, "kernels_launched", lambda run: run() or reports.pop(0))
@@ -202,7 +202,7 @@ TRUTH, NAN = np.array([3.0, 4.0]), math.nan
     (np.ones(3), np.zeros(3), (math.inf, math.inf)),
 ])  # fmt: skip
 def test_error(result, truth, want):
-    """Whether the user allows float64 or not."""
+    """The error is the same whether the user allows float64 or not."""
     with jax.enable_x64(False):
         assert timing.relative_error(result, truth) == pytest.approx(want, rel=1e-3, abs=0, nan_ok=True)
     with pytest.raises(ValueError, match=r"result has shape \(2, 1\), want the truth's \(2,\)"):

@@ -120,7 +120,7 @@ def of_depthwise(path):
 
 
 def taken(path):
-    """By a program that is lowered with the table."""
+    """Return the row of a program that is lowered with the table."""
     with active.use_table(path):
         return jaxext.explain(depthwise)(*DEPTHWISE).rows[0]
 
@@ -140,7 +140,7 @@ def test_the_fastest_is_taken(fastest, clock, path):
 
 
 def test_what_is_hopeless_is_measured_once(clock, path):
-    """More than twice as slow as the best: out after the first round, and not in the table; what xla prefers stays for comparison."""
+    """A candidate more than twice as slow as the best leaves after the first round; what xla prefers stays for comparison."""
     clock({LAX: 1.0, PREFERRED: 5.0, OTHER: 2.1, LOOP: 1.9})
     row = of_depthwise(path)
     assert {c.name: c.left_out for c in row.candidates}[OTHER] == "2.1 ms in a first round"
@@ -192,7 +192,7 @@ def test_ragged_products(function, rows, dtype, names, clock, path):
 
 
 def test_causal_convolutions(clock, path):
-    """With their gradient, of sequences behind each other."""
+    """The gradient is tuned too; sequences are packed one behind the other."""
 
     def packed(x, w, seq_idx):
         return jaxext.causal_conv1d(x, w, seq_idx=seq_idx, activation="silu")
@@ -206,7 +206,7 @@ def test_causal_convolutions(clock, path):
 
 @pytest.mark.parametrize(("rows", "groups", "lead"), [(100, 3, (2,)), (2, 5, ()), (7, 1, ())])
 def test_ranges_that_are_measured_are_valid(rows, groups, lead):
-    """In order, without overlap, and with every row."""
+    """The ranges are in order, without overlap, and have every row."""
 
     def product(x, w, sizes):
         return jaxext.ragged_dot(x, w, sizes)
@@ -286,7 +286,7 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_sharded_calls_have_the_shapes_of_one_device(kind, unmeasured, path, tmp_path):
-    """Even where jax has stored the program, and so does not compile it."""
+    """They have them even if jax has stored the program, and so does not compile it."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
     a = struct(16, 8, sharding=NamedSharding(mesh, P("data")))
     b = struct(8, 6, sharding=NamedSharding(mesh, P(None, "model")))

@@ -1,4 +1,4 @@
-"""Which candidates of a product may win: none that is wrong or fails; and no table makes a call slower than xla.
+"""The candidates of a product that may win: none that is wrong or fails; and no table makes a call slower than xla.
 
 Time is never asserted: a stand-in for the clock says what each candidate takes.
 """
@@ -77,7 +77,7 @@ def test_without_xla_there_is_nothing_to_compare_with(clock, path, monkeypatch):
 
 @pytest.mark.parametrize(("of", "name"), [(Clock, "sampler"), (timing, "take")])
 def test_a_timer_that_fails(of, name, clock, path, monkeypatch):
-    """At once, or in the middle of the samples."""
+    """The timer fails at once, or in the middle of the samples."""
 
     def lost(*_):
         raise RuntimeError("CUPTI lost kernels")
@@ -153,14 +153,14 @@ def a_call():
 
 @pytest.fixture
 def call(monkeypatch):
-    """As if on a GPU, with kernels of two kinds."""
+    """Return a call as on a GPU, with kernels of two kinds."""
     kernels = Kernel("cuda", ["d", "e", "f"], scale=1.1), Kernel("triton", ["a", "b", "c"])
     monkeypatch.setitem(vars(FAMILY), "implementations", [*kernels, *FAMILY.implementations[-1:]])
     return dataclasses.replace(a_call(), platform="cuda", arch=90)
 
 
 def test_implementations_side_by_side(call, clock):
-    """As many candidates as are asked for; each right implementation keeps its best, for who names it."""
+    """Each implementation has as many candidates as are asked for; each right one keeps its best, for calls that name it."""
     clock({"xla algorithm=dot_general": 1.0, "triton algorithm=a": 9.0, "triton algorithm=b": 7.0, "triton algorithm=c": 0.1})
     row = trial.measure(call, 2, Clock())
     assert [c.name.replace("algorithm=", "") for c in row.candidates] == ["xla dot_general", "cuda d", "cuda e", "triton a", "triton b"]
@@ -218,7 +218,7 @@ def test_wall_time_is_no_matter_to_another_clock(call, clock, monkeypatch):
 
 
 def test_errors_that_are_rounding(call):
-    """Those that the law of the dtypes allows, and four times xla's; a large error of xla's excuses nobody, and integers are exact."""
+    """The law of the dtypes allows them, and four times xla's; a large error of xla's excuses nobody, and integers are exact."""
 
     def judged(error, of_xla, **what):
         return error <= trial._allowed(dataclasses.replace(call, **what), (of_xla, 0.0))[0]
@@ -237,7 +237,7 @@ CONFIGS = {"xla": ("dot_general",), "triton": ("a", "b", "c"), "cuda": ("d", "e"
 @settings(deadline=None)
 @given(st.data())
 def test_no_table_makes_a_call_slower_than_xla(data):
-    """Whatever was measured, of candidates that are there still or not: the one taken was measured, and not slower than xla beyond the
+    """Any measurements, of candidates that are there still or not, choose one that was measured and is not slower than xla beyond the
     noise, nor slower at all unless it is the preferred one."""
     call = a_call()
     able = {name: data.draw(st.lists(st.sampled_from(configs), unique=True), name) for name, configs in CONFIGS.items() if name != "xla"}

@@ -32,7 +32,7 @@ def documented():
 
 
 def benchmarked():
-    """Of the suite, a problem for each class, role, numbers and set of tags that choose a kernel."""
+    """Yield a problem of the suite for each class, role, numbers and set of tags that choose a kernel."""
     seen = set()
     for problem in PROBLEMS:
         for case in problem.cases():

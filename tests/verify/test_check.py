@@ -64,7 +64,7 @@ def test_results_lie_in_poisoned_memory(planted, monkeypatch):
 
 
 def test_sums_on_tensor_cores_are_cut_off_whatever_precision_is_named():
-    """Of 16-bit factors too, which kernels call exact ("ieee"): 528 squares of them were 1.2e-6 too small on an H100."""
+    """Sums of 16-bit factors are too, which kernels call exact ("ieee"): 528 squares of them were 1.2e-6 too small on an H100."""
     with jaxext.use_target("sm_90a"):
         found, _ = cases.listed(contact_list.contacts(), "cuda", ["triton"])
     of_floats = next(case for case in found if "matmul highest, picked" in case.name)

@@ -1,4 +1,4 @@
-"""What `python -m jaxext verify` stores, with workers that run no kernel: each case ends as its test says."""
+"""Records of `python -m jaxext verify`, with workers that run no kernel: each case ends as its test says."""
 
 import functools
 import json

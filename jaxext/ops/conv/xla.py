@@ -125,7 +125,7 @@ def _reversed(w, rank):
 
 
 class Zeros(ConvPlan):
-    """No products."""
+    """A plan without products, for a result of zeros."""
 
     name = "zeros"
 

@@ -1,4 +1,4 @@
-"""When a kernel of a ragged product is expected to be faster than XLA."""
+"""Comparison of a ragged product's kernels with XLA."""
 
 from __future__ import annotations
 

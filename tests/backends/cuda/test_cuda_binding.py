@@ -121,7 +121,7 @@ PROGRAMS = {name: program for name, *program in programs()}
 @built
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
-    """Exactly the calls that one expects, which have handlers, and no copy of an activation beside them."""
+    """A program has exactly the expected calls, which have handlers, and no copy of an activation beside them."""
     from jaxext import _cuda_module
 
     function, operands, calls, *more = PROGRAMS[name]
@@ -157,7 +157,7 @@ def test_forward_mode_and_second_order():
 
 @built
 def test_export_and_serialize():
-    """Without the disabled checks, the error names the custom call."""
+    """The error names the custom call unless its check is disabled."""
     with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda"):
         exported = export.export(jax.jit(causal), platforms=["cuda"], disabled_checks=jaxext.export.disabled_checks())(*SHORT)
         with pytest.raises(ValueError, match="jaxext_depthwise1d_fprop_v1"):
@@ -220,7 +220,7 @@ def test_refusals(case):
 
 @pytest.fixture
 def looked_up_anew():
-    """What was built is looked up anew, by this test and by those after it."""
+    """Look up the build anew, in this test and in those after it."""
     cuda_binding.missing.cache_clear()
     yield
     cuda_binding.missing.cache_clear()

@@ -1,4 +1,4 @@
-"""What CMakeLists.txt decides before it compiles anything: whether to, with which compiler, and whether kernels of another build may be
+"""Decisions of CMakeLists.txt before it compiles anything: whether to, with which compiler, and whether kernels of another build may be
 linked.
 
 Needs cmake; the CUDA compiler is a script that only prints its version, and nvidia-smi one that lists a GPU or fails.

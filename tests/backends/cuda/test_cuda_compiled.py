@@ -165,7 +165,7 @@ def module():
 
 @pytest.fixture(scope="module", params=["compiled", pytest.param("assembled", marks=pytest.mark.slow)])
 def archs(module, request):
-    """Those that the module has code for, and the newer one."""
+    """Return the architectures that the module has code for, and the newer one if the kernels are to be assembled for it."""
     newer = {NEWER} if request.param == "assembled" else set()
     return {90, *(int(number) for number in re.findall(r"\d+", module.archs))} | newer
 

@@ -193,7 +193,7 @@ def test_an_empty_result_has_no_parts():
 
 
 def gathered(problem: ConvProblem, parts: list[Part], splits: int, operands) -> np.ndarray:
-    """What the kernels compute of the parts: a matrix product of what TMA reads through the boxes, stored as a matrix."""
+    """Compute the parts as the kernels do: a matrix product of what TMA reads through the boxes, stored as a matrix."""
     role, p = problem.role, problem
     result = np.full((splits * np.prod(shape_of(p, OPEN[role])),), np.nan)
     arrays = {slot: array.ravel() for slot, array in operands.items()}

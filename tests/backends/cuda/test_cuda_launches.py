@@ -1,4 +1,4 @@
-"""What the compiled kernels' host code asks of CUDA: every launch and every TMA descriptor, and what it does where CUDA fails."""
+"""The CUDA calls of the compiled kernels' host code: every launch, every TMA descriptor, and its reaction where CUDA fails."""
 
 import concurrent.futures
 import ctypes
@@ -40,7 +40,7 @@ FRESH = itertools.count(4, 4)  # devices as the first one, on which nothing is l
 
 
 def some_matmuls(row, count):
-    """Also in pieces.  Tails along every axis, batches and parts; then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    """Yield products with tails, batches and parts, then one with a result of 2^31 rows and one of far more than 2^31 elements."""
     pick, step, product = random.Random(str(row)), 16 // BYTES[row["operands"]], cuda_cases.pieces if "pieces" in row else cuda_cases.matmul
     for _ in range(count):
         batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), *([(1, 2), (1, 4)] if row.get("result", "float32") == "float32" else [])])
@@ -54,7 +54,7 @@ def some_matmuls(row, count):
 
 
 def some_raggeds(row, count):
-    """Then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    """Yield random products, then one with a result of 2^31 rows and one of far more than 2^31 elements."""
     pick = random.Random(str(row))
     for _ in range(count):
         B, P, R = pick.choice([(1, 1, 1), (2, 3, 1), (3, 2, 5)])
@@ -65,7 +65,7 @@ def some_raggeds(row, count):
 
 
 def some_scaleds(row, count):
-    """Then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    """Yield random products, then one with a result of 2^31 rows and one of far more than 2^31 elements."""
     pick = random.Random(str(row))
     for _ in range(count):
         B, M, steps = pick.choice([1, 3]), pick.choice([1, 63, pick.randint(1, 900)]), pick.randint(1, 9)
@@ -80,7 +80,7 @@ def some_scaleds(row, count):
 
 
 def some_convs(row, count):
-    """Of a kernel of dense convolutions, or of the depthwise ones."""
+    """Return random cases of a kernel of dense or of depthwise convolutions."""
     pick, depthwise, found = random.Random(str(row)), "tile_m" not in row, []
     several = lambda least, most: tuple(pick.randint(least, most) for _ in range(row["rank"]))
     while len(found) < count:
@@ -98,7 +98,7 @@ def some_convs(row, count):
 
 
 def some_causals(row, count):
-    """Then arrays of far more than 2^31 elements."""
+    """Yield random cases, then one of far more than 2^31 elements."""
     pick, most = random.Random(str(row)), 31 if row["role"] == "forward" else 8
     sizes = [(pick.randint(1, 9), pick.randint(1, 3000), pick.choice([7, 24, 200])) for _ in range(count)]
     for B, T, C in [*sizes, (9, 2**16, 2**13)]:
@@ -108,7 +108,7 @@ def some_causals(row, count):
 
 
 def some_weight_onlys(row, count):
-    """Products of few rows, or of many, whose kernels have tiles.  Then arrays of far more than 2^31 elements."""
+    """Products of few rows, or of many, whose kernels have tiles.  Yield random cases, then one of far more than 2^31 elements."""
     pick, many, dtype = random.Random(str(row)), "tile_m" in row, str(DTYPES.get(row["operands"], row["operands"]))
     draw = lambda most, step=1: step * pick.randint(1, most)
     sizes = [(draw(9), draw(600 if many else 64), draw(90, 32), draw(90, 32 if many else 64)) for _ in range(count)]
@@ -186,7 +186,7 @@ def check_descriptor(d, case):
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_what_is_asked_is_what_cuda_takes(device):
-    """On each of two devices of one process, so that what was set on the first does not stand for the second."""
+    """The test runs on two devices of one process, so that what was set on the first does not stand for the second."""
     seen = set()
     for case in (case for some, rows, count in SOME.values() for row in rows for case in some(row, count)):
         status, asked = ask(case, device)
@@ -256,7 +256,7 @@ def test_descriptors_are_the_arrays(case, known):
 
 @pytest.mark.parametrize("row", host.GRAMS, ids=id_of)
 def test_half_of_the_tiles_are_launched(row):
-    """On a device that has as many multiprocessors as there are blocks."""
+    """The device has enough multiprocessors for all blocks."""
     rows = 2 * row["tile_m"]
     for count in (1, 2, 3):
         status, (*_, launch) = ask(test_cuda_gram.case(row, 1, count * rows, 64, row["operands"]))
@@ -309,7 +309,7 @@ CALLED = [(name, function) for name, functions in OF_FAMILIES.items() for functi
 
 @pytest.mark.parametrize("name, function", CALLED)
 def test_errors_say_what_failed(capfd, name, function):
-    """In whichever stage, and the next call, of whichever kernel, is not blamed for it."""
+    """An error in any stage is reported, and the next call of any kernel is not blamed for it."""
     device = next(FRESH)
     for call in (load, ask) if function in LOADING else (ask,):
         status, message = call(one_of_each()[name], device, function)
@@ -333,7 +333,7 @@ def test_kernels_of_hopper_want_hopper():
 
 
 def test_threads_do_not_hear_of_one_anothers_failures(capfd):
-    """As XLA calls, with a thread for each device."""
+    """Each device has a thread of its own, as when XLA calls."""
     case = one_of_each()["matmul"]
     answers = lambda device, failing: [ask(case, device, failing)[0] for _ in range(20)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -1,5 +1,5 @@
-"""When the CUDA kernels are loaded, and what is set for them: once for each device, in the handlers' initialize stage or else at the first
-launch, never in both.  On the runtime of cuda_launches.py."""
+"""Loads of the CUDA kernels and of their attributes: once for each device, in the handlers' initialize stage or else at the first
+launch, never in both.  The runtime is that of cuda_launches.py."""
 
 import cuda_launches
 import pytest
@@ -9,7 +9,7 @@ from test_cuda_launches import FRESH, PORTABLE, SOME, one_of_each, some_weight_o
 
 
 def loading(case, call, device):
-    """What a call that succeeds loads and sets, by its kinds; and its launches."""
+    """Return the loads and settings of a call that succeeds, and its launches."""
     status, asked = call(case, device)
     assert status == OK, asked
     entries = [entry for entry in prepared() if "kernel" in entry]
@@ -21,7 +21,7 @@ def loading(case, call, device):
 @pytest.mark.parametrize("family", SOME)
 @pytest.mark.parametrize("first", [load, ask])
 def test_a_kernel_is_loaded_once_on_each_device(family, first):
-    """By the first stage that is called.  Initialize makes no descriptor and launches nothing."""
+    """The stage that is called first loads it.  Initialize makes no descriptor and launches nothing."""
     case = one_of_each()[family]
     for device in (next(FRESH), next(FRESH)):
         loaded, asked = loading(case, first, device)
@@ -39,7 +39,7 @@ def test_a_kernel_is_loaded_once_on_each_device(family, first):
 
 
 def test_two_blocks_of_few_rows_share_a_multiprocessor():
-    """Those kernels of products with integers whose registers allow it."""
+    """Kernels of products with integers share one if their registers allow it."""
     found = {}
     for row, case in ((each, case) for each in WEIGHT_ONLYS for case in some_weight_onlys(each, 30)):
         status, (launch,) = ask(case)

@@ -34,7 +34,7 @@ TABLE = [  # that of tests/csrc/host_code.cc, but for tiles that fuse an epilogu
 
 
 def product(m, n, k, *, B=1, role="nn", dtypes=("bf16", "bf16", "bf16"), precision="tf32", arch=90) -> MatmulProblem:
-    """Of this many rows, columns and contracted elements, in this role."""
+    """Return a problem with this many rows, columns and contracted elements, in this role."""
     sizes = {"nn": dict(M=m, N=n, K=k), "nt": dict(M=m, K=n, N=k), "tn": dict(K=m, N=n, M=k)}[role]
     return MatmulProblem(name=f"matmul_{role}", role=role, B=B, **sizes, dtypes=dtypes, precision=precision, arch=arch)
 
@@ -97,7 +97,7 @@ PARTS, deep = {512: 2, 1000: 1, 4096 + 8: 1, 8192: 32, 12288: 32}, functools.par
 
 
 def test_an_epilogue_takes_tiles_that_fuse_it():
-    """In one part: none can follow the parts of a sum."""
+    """The sum has one part: no epilogue can follow the parts of a sum."""
     with_bias = dataclasses.replace(product(64, 4096, 8192), epilogue=Epilogue(bias="bf16"))
     assert pick(product(64, 4096, 8192), TABLE).splits > 1
     assert [config.splits for config in candidates(with_bias, TABLE)] == [1] * len(FUSED)
@@ -127,14 +127,14 @@ def test_time_grows_with_every_size():
 
 
 def test_the_model_of_a_large_product_is_near_the_machines_rate():
-    """Not a measurement: the model must not promise more than the machine has, nor a fraction of it."""
+    """The bounds are no measurement: the model must not promise more than the machine has, nor a fraction of it."""
     config = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
     least = 8192**3 / (2048 * 132)
     assert least < clocks(product(8192, 8192, 8192), config) < 1.5 * least
 
 
 def test_the_right_factor_is_read_anew_for_each_64_rows(monkeypatch):
-    """From shared memory, where nothing else is slow."""
+    """Shared memory is the bound here, since nothing else is slow."""
     gpu = dataclasses.replace(machine(90), products=10**9, l2=10**9, memory=10**9, multiprocessors=1)
     monkeypatch.setattr(cuda_matmul, "machine", lambda arch, device: gpu)
     long = 10**7
@@ -150,7 +150,7 @@ def test_limits_are_where_they_are(name):
 
 
 def test_what_makes_too_many_tiles_has_no_candidate():
-    """And all else has one: cuda_matmul.py and csrc/matmul/matmul.cc count alike."""
+    """All other products have one: cuda_matmul.py and csrc/matmul/matmul.cc count alike."""
     rng, problems = random.Random(0), [LIMITS["tiles"][1](LIMITS["tiles"][0] + beyond) for beyond in (0, 1)]
     for _ in range(4000):
         rows = int(2 ** rng.uniform(20, 31))

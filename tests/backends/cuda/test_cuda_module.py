@@ -52,7 +52,7 @@ def said(*command):
 
 
 def test_it_loads_by_itself():
-    """Without jax, and without a driver, even where there is one."""
+    """The module loads without jax and without a driver, even on a machine that has one."""
     assert said(sys.executable, "-c", ALONE) == "[]\n"
 
 
@@ -61,7 +61,7 @@ def test_it_is_small():
 
 
 def test_it_needs_only_the_system():
-    """Neither the driver nor a CUDA runtime, which is linked into it."""
+    """It needs no driver and no CUDA runtime, which is linked into it."""
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", said("readelf", "-d", str(FILE)))
     assert {name.partition(".so")[0] for name in needed} <= {
         "libc",
@@ -81,7 +81,7 @@ def test_it_exports_nothing_but_the_module():
 
 
 def test_rows_are_told_apart():
-    """By what a call says of a kernel."""
+    """Two kernels differ in the fields by which a call names them."""
     rows = [cuda_names.identity(row) for row in TABLES]
     assert len(set(rows)) == len(rows) > 0
     kernels = {name for name, *_ in rows}

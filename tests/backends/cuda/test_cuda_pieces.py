@@ -44,7 +44,7 @@ def test_the_precision_is_the_number_of_pieces(precision, pieces):
 
 
 def test_products_are_the_limit_of_three_pieces_and_loads_of_two():
-    """Of a large product: at 0.9 of the rate of six products, and at the rate at which the L2 cache brings both factors."""
+    """A large product reaches 0.9 of the rate of six products, or the rate at which the L2 cache brings both factors."""
     gpu = machine(90)
     for precision, step in (("bf16x6", 128 * 128 * 6 / (0.9 * gpu.products)), ("bf16x3", 256 * 4 / gpu.l2)):
         config = PiecesConfig(tile_m=128, tile_n=128, pieces=cuda_pieces.PIECES[precision])

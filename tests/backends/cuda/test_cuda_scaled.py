@@ -72,7 +72,7 @@ def deep(depth, **changes):
 
 
 def test_results_with_scales_of_both_axes_are_refused():
-    """Those of one axis join the factors'."""
+    """Scales of one axis join those of the factors."""
     for cuts, slots, both in [((16, 1, 3), "xy", True), ((16, 1, 1), "xy", False), ((1, 1, 3), "xy", False), ((16, 1, 3), "wy", False)]:
         said = cuda_scaled.scaled_both_ways(product("nt", cuts=cuts, slots=slots))
         assert said == ("the result has scales of rows and columns at once" if both else None)
@@ -130,7 +130,7 @@ def test_fewer_rows_take_less_time():
 
 @pytest.mark.parametrize("role", test_scaled_dot.ROLES)
 def test_a_cube_is_expected_to_take_two_thirds_of_the_clocks(role):
-    """Of those of 16-bit factors, with what is transposed before."""
+    """The comparison is with 16-bit factors, and the clocks include transpositions before the product."""
     for cuts in [(1, 1, 1), (8192, 64, 64), (8192, 64, 8192)]:
         cube = product(role, (8192,) * 3, cuts)
         assert cuda_matmul.library_clocks_16_bits(cube) > 1.5 * cuda_scaled.clocks(cube, cuda_scaled.pick(cube, TABLE))

@@ -42,7 +42,7 @@ def test_no_descriptor_fails_without_a_word(unit):
 
 @pytest.mark.parametrize("rank", [2, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 3))])  # 50 s each to compile
 def test_what_cutlass_makes_of_our_convolutions(tmp_path, rank):
-    """With the descriptors and coordinates that CUTLASS makes of our arguments, TMA reads both operands where the definition has them;
+    """TMA reads both operands where the definition has them, by the descriptors and coordinates that CUTLASS makes of our arguments;
     stores are the result's."""
     program = tmp_path / "conv_arguments"
     nvcc("-O0", f"-DRANK={rank}", "-o", program, TESTS / "csrc/conv_arguments.cu", CSRC / "conv/conv_plan.cc")
@@ -53,7 +53,7 @@ def test_what_cutlass_makes_of_our_convolutions(tmp_path, rank):
 
 
 def test_blocks_that_do_not_fit_are_not_compiled(tmp_path):
-    """By the budget that every Hopper kernel states."""
+    """Every Hopper kernel states its budget."""
     unit = tmp_path / "budgets.cu"
     right = ["384, 1, 232448, 40 + 2 * 232", "256, 2, 115712, 40 + 208", "512, 1, 1024, 24 + 104 + 2 * 192", "128, 1, 0, 0"]
     block, blocks = "a block has 227 KB of shared memory at most", "a multiprocessor has 228 KB, of which each block takes 1 KB besides"

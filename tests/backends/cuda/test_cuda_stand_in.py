@@ -413,7 +413,7 @@ def test_gradients_are_left_to_others_and_named_refused():
     ],
 )
 def test_portable_kernels_run_where_they_were_compiled_for(module, archs, arch, runs):
-    """And code on newer GPUs of its generation, PTX on all newer ones."""
+    """Compiled code also runs on newer GPUs of its generation, and PTX on all newer ones."""
     module.archs = archs
     want = None if runs else f"compiled for {archs}, compute capability is {arch / 10}"
     assert cuda_binding.not_compiled_for(arch) == want

@@ -52,7 +52,7 @@ CASES = triton.CASES | {
 
 
 def in_vectors(case):
-    """With enough channels for several vectors, if its outputs per group divide or fill them."""
+    """Return the case with enough channels for several vectors, if its outputs per group divide or fill them."""
     return dataclasses.replace(case, G=24 if case.K == 1 else 8)
 
 

@@ -26,7 +26,7 @@ def check(simulator, problems, **options):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role, taps", [*itertools.product(ROLES, (1, 2, 3, 4, 5, 8)), ("forward", 9), ("forward", 31)])
 def test_values(simulator, role, taps, dtype):
-    """With and without vectors, in small integers.  In 16 bits, whose sizes are the same, with all operands or few."""
+    """Small integers are exact with and without vectors.  In 16 bits, whose sizes are the same, cases have all operands or few."""
     odd_and_even = itertools.product((24, 7), GIVEN if dtype == "fp32" else GIVEN[-2:])
     check(simulator, [a_problem(role, taps, activation=None, dtype=dtype, C=C, **given) for C, given in odd_and_even])
 
@@ -60,14 +60,14 @@ def test_mixed_dtypes(simulator, role):
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("given", [dict(state=True), ALL], ids=["state", "packed"])
 def test_short_sequences(simulator, role, given):
-    """Also shorter than the filter."""
+    """A sequence may be shorter than the filter."""
     sizes = itertools.product((1, 2, 3, 5, 8), (2, 4, 8), (8, 3))
     check(simulator, [a_problem(role, taps, activation=None, T=T, C=C, **given) for T, taps, C in sizes])
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_sizes_of_zero(simulator, role):
-    """Nothing forward; sums, and the cotangent of a state of sequences without steps, are zeros."""
+    """The forward result is empty; sums, and the cotangent of a state of sequences without steps, are zeros."""
     sizes = [{"C": 8} | size for size in ({"B": 0}, {"T": 0}, {"C": 0})]
     check(simulator, [a_problem(role, activation=None, **size, **given) for size in sizes for given in (dict(state=True), ALL)])
 
@@ -104,7 +104,7 @@ def test_the_kernel_that_is_taken(simulator, dtype):
 @pytest.mark.parametrize("C", [8, 5])
 @pytest.mark.parametrize("taps, cut", [(4, 10), (3, 1), (7, 2)])
 def test_pieces_and_packed_sequences_are_the_whole_bit_for_bit(simulator, taps, cut, C, dtype):
-    """Wherever they begin, forward and in the cotangents of inputs and state."""
+    """Pieces and sequences may begin anywhere; results and the cotangents of inputs and state are compared."""
     before, config = taps - 1, CausalConfig(lanes=2, strip=6)
     operands = operands_of(a_problem("forward", taps, dtype=dtype, C=C))
     packed = operands | {"seq_idx": np.repeat(np.array([[0, 1]], np.int32), (cut, 21 - cut), 1).repeat(2, 0)}

@@ -133,7 +133,7 @@ def test_what_python_offers_is_taken_and_nothing_else_is(simulator):
 
 
 def test_the_model_prefers_tensor_cores_for_large_filters():
-    """With few taps the other kernels are bound by memory as well; and one of float32, or with strides, has no choice."""
+    """Other kernels are bound by memory as well if taps are few; a kernel of float32, or with strides, has no choice."""
     convnext = of_role(problem((56, 56), (7, 7), G=96, N=64, low=3, high=3), "fprop", "bf16")
     for arch in (80, 90, 100):
         for role in ROLES:

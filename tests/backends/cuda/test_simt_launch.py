@@ -208,7 +208,7 @@ REFUSED_CONFIGS: dict[Any, list] = {
 
 @pytest.mark.parametrize("family, changes, config, message", rows(REFUSED_CONFIGS), ids=str)
 def test_refused_configs(simulator, family, changes, config, message):
-    """Before anything is launched."""
+    """The refusal comes before any launch."""
     reply = simulator.plan(family, changed(family, changes), dataclasses.replace(CONFIGS[family], **config))
     assert (reply.code, reply.message, reply.kernel) == (INVALID, f"{family}{message}", ())
 
@@ -396,7 +396,7 @@ CONVOLUTIONS = test_depthwise.LARGE | {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("role", ROLES[DEPTHWISE])
 def test_what_is_picked_for_a_convolution_fills_a_gpu(simulator, role, dtype):
-    """And all configurations can be launched, with vectors."""
+    """All configurations can be launched, with vectors."""
     cases = [of_role(case, role, dtype, arch=arch) for case in CONVOLUTIONS.values() for arch in (80, 90, 100)]
     check_launches(simulator, DEPTHWISE, cases)
     for case in cases:
@@ -408,7 +408,7 @@ def test_what_is_picked_for_a_convolution_fills_a_gpu(simulator, role, dtype):
 @pytest.mark.parametrize("role", ROLES[CAUSAL])
 @pytest.mark.parametrize("B, T, C", [(8, 2048, 5376), (1, 16384, 12288)])
 def test_what_is_picked_for_sequences_fills_a_gpu(B, T, C, role, arch):
-    """And partial sums are few beside the arrays."""
+    """Partial sums are small beside the arrays."""
     case = dataclasses.replace(a_sequence(role, dtype="bf16", B=B, T=T, C=C), arch=arch)
     config = cuda_causal.pick(case)
     assert cuda_causal.grid(case, config) >= 3 * 108

@@ -19,8 +19,8 @@ CONFIG = WeightOnlyConfig(tile_m=8, tile_n=64)
 
 @pytest.mark.parametrize("bits, tile_m, tile_n", EVERY_TILE)
 def test_values(simulator, bits, tile_m, tile_n):
-    """Exactly: columns and rows of two blocks, of which the second are not full, a sum that warps share unevenly, in one part and in three,
-    of which one is short; results of 16 and 32 bits."""
+    """Columns and rows have two blocks, the second not full; warps share the sum unevenly, in one part and in three, of which one is short;
+    results have 16 and 32 bits."""
     config = WeightOnlyConfig(tile_m=tile_m, tile_n=tile_n)
     steps = 64 // tile_m + 3  # one for each warp, and three more
     sizes = dict(K=32 * steps, S=1, bits=bits)
@@ -33,7 +33,7 @@ def test_values(simulator, bits, tile_m, tile_n):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_blocks_of_scales_and_batches(simulator, bits, dtype):
-    """Of 32 numbers and more, of which a part has some; each batch has its own weight."""
+    """Blocks have 32 numbers and more, a part of a split sum has some of them, and each batch has its own weight."""
     _, (m, n), *_ = TILES[bits]
     cases = []
     for group, splits in ((32, 1), (64, 2), (96, 1), (192, 4)):
@@ -74,7 +74,7 @@ def test_sizes_of_zero(simulator, sizes):
 
 
 def test_what_is_infinite_stays_in_its_row(simulator):
-    """And a scale that is infinite in its column."""
+    """An infinite scale stays in its column."""
     problem = a_problem(M=9, N=64, K=64, S=2, bits=4)
     operands = operands_of(problem, integers=False)
     spoiled = operands | {"x": operands["x"].copy(), "scale": operands["scale"].copy()}

@@ -77,7 +77,7 @@ def key(row):
 
 
 def test_every_kernel_of_the_tables_is_well_compiled(table):
-    """By the laws of today, and what is known of its launch today."""
+    """The laws, and the facts about a launch, are those of today."""
     for row, program in zip(table["rows"], compiled.programs(), strict=True):
         launch = importlib.import_module(f"jaxext.kernels.{program.kernel}").launch(program.problem, program.config)
         assert compiled.offences(row | compiled.facts(program.problem, launch)) == [], compiled.line(row)
@@ -269,7 +269,7 @@ def test_an_epilogue_is_well_compiled(program):
 @pytest.mark.parametrize("columns, stored", [(33, 2), (36, 8)])
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_odd_rows_beside_an_epilogue(name, columns, stored):
-    """Of the bias, the residual, both results, and the second half of a gated operand's columns."""
+    """The bias, the residual, both results, and the second half of a gated operand's columns have odd rows."""
     problem = matmul.Problem(
         name="matmul_nn", role="nn", B=2, M=40, N=columns, K=columns - 1, dtypes=("bf16",) * 3, precision="tf32", arch=80,
         epilogue=Epilogue(**EPILOGUES[name]),

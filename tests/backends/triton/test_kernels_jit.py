@@ -36,7 +36,7 @@ class Dtype:
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What Triton is asked to compile, and to launch on a Hopper GPU that is not there."""
+    """Return the sources that Triton is asked to compile, and the launches on a Hopper GPU that is not there."""
     sources, launched = [], []
 
     def compile(source, target=None, options=None, **_):

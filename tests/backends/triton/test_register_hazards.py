@@ -54,7 +54,7 @@ CHANGES = {
 
 
 def listing(lines: str) -> str:
-    """As cuobjdump prints it."""
+    """Return the instructions in the format of cuobjdump."""
     return "\n".join(f"        /*{16 * n:04x}*/    {line} ;   /* 0x0 */" for n, line in enumerate(lines.strip().splitlines()))
 
 

@@ -93,7 +93,7 @@ def test_each_wait_for_copies_has_a_fence_before_the_barrier():
 
 
 def test_compile_launch_makes_the_same_ptx():
-    """But for the version of PTX, which jax-triton 0.4 is asked for."""
+    """The version of PTX may differ: jaxext asks jax-triton 0.4 for one."""
     assert compiled_ptx(90).partition(".target")[2] == lowered_ptx(matmul_of_ours).partition(".target")[2]
 
 
@@ -133,7 +133,7 @@ def test_fences_are_not_added_twice():
 
 
 def test_triton_adds_them_by_its_hook():
-    """On a GPU the tests of kernels compile by Triton alone."""
+    """Tests of kernels on a GPU compile by Triton alone."""
     asked, without_cubin = problem(90), compiled.without_cubin
     with (
         mock.patch.object(compiled, "repaired", lambda ptx: ptx),

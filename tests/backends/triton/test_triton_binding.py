@@ -44,7 +44,7 @@ def calls(lowered) -> list[tuple]:
 
 
 def kernels(lowered) -> collections.Counter:
-    """How often each kernel is called, by the name that it has in the compiled code."""
+    """Count the calls of each kernel, by the name that it has in the compiled code."""
     return collections.Counter(kernel_name(description) for _, description in calls(lowered))
 
 
@@ -56,7 +56,7 @@ def kernel_name(description: bytes) -> str:
 
 @pytest.fixture(autouse=True)
 def without_cuda_kernels(monkeypatch):
-    """Where both would be taken, test_cuda_binding.py says which."""
+    """Leave out the CUDA kernels: test_cuda_binding.py tests the choice between both."""
     monkeypatch.setattr(cuda_binding, "missing", lambda: "they are left out")
 
 
@@ -110,7 +110,7 @@ PROGRAMS = {
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
-    """Exactly the kernels that one expects, and no copy of an activation beside them.
+    """A program has exactly the expected kernels, and no copy of an activation beside them.
 
     Of a vmap of the block its filters alone are moved, HWIO into the kernels' KHWI or back.  With one input for all, an ensemble's members
     stand beside the channels after the first layer and in front from the next on: that is the one move of activations, once for each
@@ -198,7 +198,7 @@ def test_refusals(case):
 
 @pytest.fixture
 def installed_afresh():
-    """What is installed is looked up anew, by this test and by those after it."""
+    """Look up the installed packages anew, in this test and in those after it."""
     caches = triton_call.missing, triton_call._keywords, triton_call._jax_triton
     for cache in caches:
         cache.cache_clear()
@@ -392,7 +392,7 @@ def test_targets(arch):
 
 
 def test_the_target_is_what_the_gpus_of_this_machine_are(monkeypatch):
-    """Unless another is named."""
+    """A named target takes precedence."""
     gpus_here(monkeypatch, "12.0", "12.0")
     assert _target.compute_capability("cuda") == 120
     assert _target.compute_capability("cpu") is None
@@ -401,7 +401,7 @@ def test_the_target_is_what_the_gpus_of_this_machine_are(monkeypatch):
 
 
 def test_models_know_the_gpus_of_this_machine_by_name(monkeypatch):
-    """Unless a target is named, or they have several names."""
+    """The name is empty if a target is named, or if the GPUs have several names."""
     devices = gpus_here(monkeypatch, "9.0", "9.0")
     devices[0].device_kind = devices[1].device_kind = "NVIDIA H200"
     assert _target.device_kind("cuda") == "NVIDIA H200" and _target.device_kind("cpu") == ""

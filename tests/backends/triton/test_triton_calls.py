@@ -111,7 +111,7 @@ def loss(x, w, sizes):
 
 
 def test_a_training_step_is_three_launches():
-    """Without a name, where no CUDA kernel is: no array is expanded to the groups, and none of the factors is copied."""
+    """No implementation is named and no CUDA kernel is there; no array is expanded to the groups, and no factor is copied."""
     with jaxext.use_table(None):
         program = jaxext.export.lower_for(jax.grad(loss, (0, 1)), arch="sm_80")(X, W, SIZES)
     assert kernels(program) == {"ragged_nn": 1, "ragged_nt": 1, "ragged_tn": 1}

@@ -34,7 +34,7 @@ def test_values(layout, dtype):
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.float32])
 def test_gradients_are_those_of_lax(dtype):
-    """Of the product that gives a real operand's, the real part alone is computed."""
+    """The gradient of a real operand computes the real part of its product alone."""
     x, w = X.real.astype(dtype), W
 
     def gradients(dot):

@@ -170,7 +170,7 @@ EVERY += [("batched groups", "strided"), ("grouped", "transposed")]
 
 @pytest.mark.parametrize(("sizes", "geometry"), EVERY)
 def test_every_algorithm_that_a_table_may_name(sizes, geometry):
-    """Whichever runs, the result is exact."""
+    """The result is exact, whichever algorithm runs."""
     assert all(len(plans(open, SIZES[sizes], GEOMETRIES[geometry])) > 1 for open in "yxw")
     check_every_plan(SIZES[sizes], GEOMETRIES[geometry])
 
@@ -326,7 +326,7 @@ def test_every_plan_of_the_docstring_is_tested():
 
 
 def test_lines_that_fit():
-    """Not with too few positions, too many taps, or channels of other kinds: these take the loop with masks."""
+    """Windows with too few positions, too many taps, or channels of other kinds do not fit: they take the loop with masks."""
     assert all(xla_rows.fits_line(1, 1, line.cropped[1]) for line in LINES.values())
     for of in (window((5,), (3,)), window((200,), (128,)), window((40,), (3,), input_dilation=(2,))):
         assert not xla_rows.fits_line(1, 1, of)
@@ -583,7 +583,7 @@ def test_a_sum_of_shifts_is_computed_once():
 
 @pytest.mark.parametrize("taps", [1, 3])
 def test_an_input_gradient_copies_its_filter_once(taps):
-    """And once more to reverse it.  An axis of size 1 between transpositions would make each of them a copy."""
+    """A reversal copies it once more.  An axis of size 1 between transpositions would make each of them a copy."""
 
     def gradient(x, w, y):
         return jax.vjp(lambda x: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC), x)[1](y)[0]

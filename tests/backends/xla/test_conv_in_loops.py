@@ -22,7 +22,7 @@ OWN = re.compile(r"b(\d+)f_\1io->b\1f")
 
 
 def layouts(f, *args) -> list[str]:
-    """Of every convolution in the compiled program."""
+    """Return the layouts of every convolution in the compiled program."""
     text = jax.jit(f).lower(*args).compile().as_text()
     assert text is not None
     return re.findall(r" convolution\(.*dim_labels=([\w>-]+)", text)

@@ -42,7 +42,7 @@ def test_values_in_every_role(dtype, result):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", [labels(C=8, K=8), labels(G=4, C=8, K=8), labels(G=4), labels(B=3)], ids=str)
 def test_the_plan(sizes, dtype):
-    """On GPUs dots, whoever splits; on CPUs lax's own, which is right there."""
+    """GPUs take dots with every partitioner; CPUs take lax's own, which is right there."""
     for open in "yxw":
         plans = functools.partial(found, open, sizes, WINDOW, dtype)
         assert {*itertools.chain(*(plans(s, p) for s in Partitioner for p in ("cuda", "rocm")))} == {"dots"}
