@@ -15,7 +15,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from jaxext.kernels.epilogue import Epilogue
 from jaxext.tuning import timing
 
 from .case import COMPOSITIONS
-from .kinds import Own, _by, _halved
+from .kinds import Own
 from .race import race, tell
 
 SHAPES = (  # N, T, C, k
@@ -95,10 +95,7 @@ class Causal(Own):
     kernel: ClassVar = "causal"
     products: ClassVar = ("forward", "backward")
     stages: ClassVar = ("batch", "space", "channels")
-
-    @property
-    def size(self) -> str:
-        return _by((self.N, self.T, self.C))
+    least: ClassVar = {"batch": {"N": 2}, "space": {"T": 64}, "channels": {"C": 4}}
 
     def problem(self, role: str, numbers: str, arch: int) -> CausalProblem:
         return CausalProblem(
@@ -125,12 +122,6 @@ class Causal(Own):
 
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return "causal_conv1d", {"activation": "silu"}, gradients if role == "backward" else lambda op: op
-
-    def halved(self, stage: str) -> Self:
-        least = {"batch": 2, "space": 64, "channels": 4}[stage]
-        field = {"batch": "N", "space": "T", "channels": "C"}[stage]
-        (size,) = _halved((getattr(self, field),), (least,))
-        return dataclasses.replace(self, **{field: size})
 
 
 # The layer before each scan of Mamba-2 2.7B, as its own package computes it.

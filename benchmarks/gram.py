@@ -15,7 +15,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,26 +24,15 @@ import jaxext
 from jaxext.tuning import timing
 
 from .case import COMPOSITIONS, NUMBERS
-from .kinds import NT, Own, _by, _halved
+from .kinds import NT, Own
 from .race import race, tell
-
-if TYPE_CHECKING:
-    from jaxext.kernels import gram
 
 Shape = tuple[int, ...]
 
 # Square; fewer rows than columns, and fewer columns; several matrices.
 ON_CPU = (
-    (256, 256),
-    (512, 512),
-    (1024, 1024),
-    (2048, 2048),
-    (512, 8192),
-    (1024, 4096),
-    (4096, 64),
-    (768, 3072),
-    (8, 512, 512),
-    (4, 1024, 1024),
+    *((256, 256), (512, 512), (1024, 1024), (2048, 2048)),
+    *((512, 8192), (1024, 4096), (4096, 64), (768, 3072), (8, 512, 512), (4, 1024, 1024)),
 )
 ON_GPU = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (2048, 16384), (16384, 1024), (16, 2048, 2048))
 MATRICES = {"cpu": ((768, 3072), (1024, 4096)), "gpu": ((2048, 8192), (4096, 4096), (24, 2048, 5632))}  # of Muon
@@ -72,15 +61,13 @@ class Gram(Own):
     K: int
     addend: bool = False
 
+    operation: ClassVar = "gram"
     kernel: ClassVar = "gram"
     products: ClassVar = (NT,)
     stages: ClassVar = ("matrices",)
+    least: ClassVar = {"matrices": {"M": 16, "K": 16}}
 
-    @property
-    def size(self) -> str:
-        return _by((self.M, self.K))
-
-    def problem(self, role: str, numbers: str, arch: int) -> gram.Problem:
+    def problem(self, role: str, numbers: str, arch: int) -> Any:
         from jaxext.kernels import gram  # needs Triton, as the compiler does; the command line lists the kernels without it
 
         dtypes, precision = NUMBERS[numbers]
@@ -93,13 +80,6 @@ class Gram(Own):
 
     def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
         return ((self.M, self.K),)
-
-    def _function(self, role: str) -> tuple[str, Any, Any]:
-        return "gram", {}, lambda op: op
-
-    def halved(self, stage: str) -> Self:
-        M, K = _halved((self.M, self.K), (16, 16))
-        return dataclasses.replace(self, M=M, K=K)
 
 
 BOTH: Any = dict(numbers=("bf16", "tf32"))

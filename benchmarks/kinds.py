@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from jaxext.core.form import Form
@@ -425,6 +425,21 @@ class Own(Problem):
 
     roles: tuple[str, ...] = ("forward",)
 
+    operation: ClassVar[str]
+    least: ClassVar[Mapping[str, Mapping[str, int]]]  # stage -> the sizes that are halved together, and the smallest of each
+
     @property
     def products(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def size(self) -> str:
+        return _by([getattr(self, name) for sizes in self.least.values() for name in sizes])
+
+    def _function(self, role: str) -> tuple[str, Any, Any]:
+        return self.operation, {}, lambda op: op
+
+    def halved(self, stage: str) -> Self:
+        least = self.least[stage]
+        sizes = _halved([getattr(self, name) for name in least], [*least.values()])
+        return dataclasses.replace(self, **dict(zip(least, sizes, strict=True)))

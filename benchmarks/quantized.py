@@ -22,7 +22,7 @@ import jaxext
 from jaxext.tuning import timing
 
 from .case import COMPOSITIONS
-from .kinds import Own, _by, _halved
+from .kinds import Own, _halved
 from .race import race, tell
 
 LAYERS = {  # K, N
@@ -106,11 +106,9 @@ class Quantised(Own):
     N: int
     group: int | None = None
 
+    operation: ClassVar = "quantized_matmul"
     stages: ClassVar = ("matrices",)
-
-    @property
-    def size(self) -> str:
-        return _by((self.M, self.K, self.N))
+    least: ClassVar = {"matrices": {"M": 16, "K": 16, "N": 16}}
 
     def flops(self, role: str) -> float:
         return 2.0 * self.M * self.N * self.K
@@ -124,9 +122,6 @@ class Quantised(Own):
 
     def _how(self, numbers: str) -> Mapping[str, Any]:
         return {}
-
-    def _function(self, role: str) -> tuple[str, Any, Any]:
-        return "quantized_matmul", {}, lambda op: op
 
     def halved(self, stage: str) -> Self:
         M, N, K = _halved((self.M, self.N, self.K), (16, 16, self.group or 16))

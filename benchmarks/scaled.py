@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .kinds import NN, NT, TN
-
-if TYPE_CHECKING:
-    from jaxext.kernels import scaled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Scaled:
     kernel: str = "scaled"
     products: tuple[str, ...] = (NN, NT)
 
-    def problem(self, role: str, numbers: str, arch: int) -> scaled.Problem:
+    def problem(self, role: str, numbers: str, arch: int) -> Any:
         from jaxext.kernels import scaled  # needs Triton, as the compiler does; the command line lists the kernels without it
 
         format = FORMATS[numbers]

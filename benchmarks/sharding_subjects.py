@@ -89,14 +89,7 @@ SUBJECTS = [
         *((8, 8), (4, 8, 8), _SIZES, (4, 8)),
         parameters="x, w, sizes, bias",
     ),
-    *ours(
-        "causal_conv1d",
-        'causal_conv1d(x, w, bias, activation="silu")',
-        (8, 8, 8),
-        (4, 8),
-        (8,),
-        parameters="x, w, bias",
-    ),
+    *ours("causal_conv1d", 'causal_conv1d(x, w, bias, activation="silu")', (8, 8, 8), (4, 8), (8,), parameters="x, w, bias"),
     *both(
         "scaled_dot",
         "OPS.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, preferred_element_type=x.dtype)",
@@ -142,9 +135,7 @@ SUBJECTS = [
         "matmul_reduce_scatter",
         'matmul_reduce_scatter(x, w, axis_name="a")',
         ('P(None, "a")', 'P("a")', 'P("a")'),
-        "x @ w",
-        (8, 16),
-        (16, 8),
+        *("x @ w", (8, 16), (16, 8)),
     ),
     *parallel(
         "causal_conv1d",

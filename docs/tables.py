@@ -151,9 +151,8 @@ def pairs(file: str, kind: Callable[[dict], str], others: dict[str, str]) -> tup
     )
 
 
-def operations(name: str) -> tuple[dict, Found]:
-    """Rows of an operation's own benchmark, against jnp."""
-    return pairs(f"{name}_cpu.json", lambda row: f"{row['row']} of {row['operation']}, {row['dtype']}", {"jnp": "jnp"})
+def own_kind(row: dict) -> str:
+    return f"{row['row']} of {row['operation']}, {row['dtype']}"
 
 
 def tags(*names: str) -> Callable[[dict], list[str]]:
@@ -167,7 +166,7 @@ def conv_kinds(row: dict) -> list[str]:
     return [kind for kind in kinds if kind != "transposed" and not {"matmul", "skinny", "batched"} & {*row["tags"]}]
 
 
-SPEED = {name: functools.partial(operations, name) for name in OWN} | {
+SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "jnp"}) for name in OWN} | {
     "conv": lambda: suite("cpu.json", conv_kinds),
     "conv_transpose": lambda: suite("cpu.json", lambda row: [row["problem"]] if "transposed" in row["tags"] else []),
     "depthwise": lambda: suite("cpu.json", lambda row: [row["problem"]] if "depthwise" in row["tags"] else []),

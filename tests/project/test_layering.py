@@ -52,20 +52,8 @@ MAY = {
     "cli": {"__init__", "verify", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", "_messages", *BUILT},
     "__init__": {
         *OPERATIONS,
-        "extend",
-        "parallel",
-        "privacy",
-        "testing",
-        "checkpoint_policies",
-        "tuning",
-        "hazards",
-        "lax",
-        "tables",
-        "export",
-        "quantization",
-        "_target",
-        "_compat",
-        "_messages",
+        *("extend", "parallel", "privacy", "testing", "checkpoint_policies", "tuning", "hazards", "lax", "tables", "export"),
+        *("quantization", "_target", "_compat", "_messages"),
     },
     "__main__": {"cli"},
 }
@@ -84,11 +72,8 @@ THIRD_PARTIES_OF = {
     "cli": {"rich"},
 }
 OF_KERNELS = {"triton"}
-JITTED = {
-    "kernel",
-    "tile",
-    "tile_epilogue",
-}  # files of kernels/ that hold functions under triton.jit and nothing else; others do without Triton
+# Files of kernels/ that hold functions under triton.jit and nothing else; others do without Triton.
+JITTED = {"kernel", "tile", "tile_epilogue"}
 # Headers of others -> the files of csrc/ that include them.  Device code (*.cu, *.cuh) may include those of CUDA and CUTLASS.
 INCLUDED = {
     r"xla/": {"common/ffi.cc"},

@@ -133,7 +133,7 @@ def test_earlier_events_of_other_code_are_no_evidence(run, tmp_path, monkeypatch
 
 def test_cases_are_listed(run):
     status, out = run("--list", "--family", "matmul")
-    assert status == 0 and "triton matmul: product bfloat16, picked" in out and cases.ANOTHER in out
+    assert status == 0 and "triton matmul_nn: product bfloat16, picked" in out and cases.ANOTHER in out
     assert "matmul_nn" not in run("--list", "--family", "conv")[1]
     assert stored() == {}
 

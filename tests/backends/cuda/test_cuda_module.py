@@ -64,14 +64,7 @@ def test_it_needs_only_the_system():
     """It needs no driver and no CUDA runtime, which is linked into it."""
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", said("readelf", "-d", str(FILE)))
     assert {name.partition(".so")[0] for name in needed} <= {
-        "libc",
-        "libm",
-        "libdl",
-        "librt",
-        "libpthread",
-        "libgcc_s",
-        "libstdc++",
-        "ld-linux-x86-64",
+        *("libc", "libm", "libdl", "librt", "libpthread", "libgcc_s", "libstdc++", "ld-linux-x86-64")
     }
 
 
