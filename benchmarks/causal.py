@@ -93,7 +93,7 @@ class Causal(Own):
     roles: tuple[str, ...] = ("forward", "backward")
 
     kernel: ClassVar = "causal"
-    products: ClassVar = ("forward", "backward")
+    compiled: ClassVar = ("forward", "backward")
     stages: ClassVar = ("batch", "space", "channels")
     least: ClassVar = {"batch": {"N": 2}, "space": {"T": 64}, "channels": {"C": 4}}
 
@@ -101,8 +101,8 @@ class Causal(Own):
         return CausalProblem(
             name=f"causal_conv1d{'_backward' if role == 'backward' else ''}",
             role=role,
-            **dict(B=self.N, T=self.T, C=self.C, J=self.k),
-            dtypes=(numbers,) * 3,
+            **dict[str, Any](B=self.N, T=self.T, C=self.C, J=self.k),
+            dtypes=(numbers, numbers, numbers),
             epilogue=Epilogue(activation="silu", bias=numbers),
             state=numbers if self.state else None,
             idx=self.idx,

@@ -63,7 +63,7 @@ class Gram(Own):
 
     operation: ClassVar = "gram"
     kernel: ClassVar = "gram"
-    products: ClassVar = (NT,)
+    compiled: ClassVar = (NT,)
     stages: ClassVar = ("matrices",)
     least: ClassVar = {"matrices": {"M": 16, "K": 16}}
 

@@ -420,17 +420,18 @@ def _halved(sizes: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
 class Own(Problem):
     """The base class of operations of jaxext's own, beside which lax's users' way to write them is measured (`COMPOSITIONS` of case.py).
 
-    Each role is one program.  No kernel of the compile sweeps is chosen by these.
+    Each role is one program.
     """
 
     roles: tuple[str, ...] = ("forward",)
 
     operation: ClassVar[str]
+    compiled: ClassVar[tuple[str, ...]] = ()  # the roles of the compile sweeps
     least: ClassVar[Mapping[str, Mapping[str, int]]]  # stage -> the sizes that are halved together, and the smallest of each
 
     @property
     def products(self) -> tuple[str, ...]:
-        return ()
+        return self.compiled
 
     @property
     def size(self) -> str:

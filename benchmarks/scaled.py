@@ -55,7 +55,7 @@ class Scaled:
             role=role,
             B=1,
             **{label: getattr(self, label) for label in "MKN"},
-            **dict(zip("ISJ", counts, strict=True)),
+            **dict[str, Any](zip("ISJ", counts, strict=True)),
             dtypes={NN: (x, w, y), NT: (w, y, y), TN: (x, y, y)}[role],
             scaled=format.scaled,
             packed=format.packed,

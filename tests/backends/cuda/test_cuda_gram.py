@@ -65,7 +65,7 @@ def right(row):
 
 
 def some(row, count):
-    """Then arrays of far more than 2^31 elements."""
+    """Yield random cases, then one of far more than 2^31 elements."""
     pick = random.Random(str(row))
     sizes = [(pick.choice([1, 3]), 8 * pick.randint(1, 200), 8 * pick.randint(1, 90)) for _ in range(count)]
     for B, M, N in [*sizes, (9, 2**16 + 8, 2**17)]:
