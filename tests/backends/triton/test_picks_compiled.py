@@ -25,10 +25,10 @@ pytestmark = [
 ]
 
 # Those of jaxext's own operations, but for exact float32, which tensor cores do not multiply.
-OWN = {
+OWN: dict[str, tuple[Any, str, str]] = {
     f"{case.name}, {numbers}": (case, case.products[0], numbers)
     for case in COMPILED
-    if isinstance(case, Own) and case.kernel != "causal"  # which multiplies no tiles
+    if case.kernel != "causal" and isinstance(case, Own)  # which multiplies no tiles
     for numbers in case.numbers
     if numbers != "ieee"
 }
