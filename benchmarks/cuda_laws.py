@@ -27,7 +27,8 @@ def sums(row: dict) -> bool:
 
 def stores_lines(row: dict) -> bool:
     gradient = row["kernel"].startswith("conv") and "fprop" not in row["kernel"]  # what fprop's epilogue saves goes by pairs
-    return row["kernel"].startswith(("ragged", "scaled", "gram")) or gradient or vectorised(row) and not sums(row)
+    by_hand = hopper(row) and not row["kernel"].startswith(("matmul", "pieces", "conv", "wide"))
+    return by_hand or gradient or vectorised(row) and not sums(row)
 
 
 # What no kernel may do -> whether a row does it.

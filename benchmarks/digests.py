@@ -21,13 +21,12 @@ from jaxext.tables import environment
 
 from .report import Measured, Results
 
-# Tag -> the family of kernels; a problem with none of these is a matrix product.
+# Tag -> the family of kernels; a problem with none of these has the family of its operation, or is a matrix product.
 _FAMILIES = {
     "depthwise": "depthwise",
     **dict.fromkeys(("one-axis", "two-axes", "three-axes"), "conv"),
     "ragged": "ragged",
     "causal_conv1d": "causal",
-    "gram": "gram",
     "quantized_matmul": "scaled",
 }
 # Family -> its folders in csrc, and its operation, where these are not of its own name alone.
@@ -50,7 +49,8 @@ def current(row: Measured, platform: str) -> Results:
 
 def family(tags: Collection[str], numbers: str) -> str:
     """The family of kernels that compute a problem."""
-    found = next((family for tag, family in _FAMILIES.items() if tag in tags), "matmul")
+    own = [tag for tag in tags if "own" in tags and (KERNELS / tag).is_dir()]
+    found = next(iter([*(family for tag, family in _FAMILIES.items() if tag in tags), *own, "matmul"]))
     return "pieces" if found == "matmul" and numbers in ("bf16x3", "bf16x6") else found
 
 

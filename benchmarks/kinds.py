@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from jaxext.core.form import Form
@@ -414,3 +414,33 @@ def _halved(sizes: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
     may = [i for i, half in enumerate(halves) if least[i] <= half < sizes[i]]
     largest = max(may, key=lambda i: sizes[i], default=None)
     return tuple(halves[i] if i == largest else size for i, size in enumerate(sizes))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(Problem):
+    """The base class of operations of jaxext's own, beside which lax's users' way to write them is measured (`COMPOSITIONS` of case.py).
+
+    Each role is one program.
+    """
+
+    roles: tuple[str, ...] = ("forward",)
+
+    operation: ClassVar[str]
+    compiled: ClassVar[tuple[str, ...]] = ()  # the roles of the compile sweeps
+    least: ClassVar[Mapping[str, Mapping[str, int]]]  # stage -> the sizes that are halved together, and the smallest of each
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        return self.compiled
+
+    @property
+    def size(self) -> str:
+        return _by([getattr(self, name) for sizes in self.least.values() for name in sizes])
+
+    def _function(self, role: str) -> tuple[str, Any, Any]:
+        return self.operation, {}, lambda op: op
+
+    def halved(self, stage: str) -> Self:
+        least = self.least[stage]
+        sizes = _halved([getattr(self, name) for name in least], [*least.values()])
+        return dataclasses.replace(self, **dict(zip(least, sizes, strict=True)))

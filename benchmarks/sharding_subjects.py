@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxext.benchmarks.problems import OPERATIONS
 from jaxext.testing.sharding_worker import AUTOMATIC, EXPORTED, Function, drawn
 
 
@@ -88,14 +89,7 @@ SUBJECTS = [
         *((8, 8), (4, 8, 8), _SIZES, (4, 8)),
         parameters="x, w, sizes, bias",
     ),
-    *ours(
-        "causal_conv1d",
-        'causal_conv1d(x, w, bias, activation="silu")',
-        (8, 8, 8),
-        (4, 8),
-        (8,),
-        parameters="x, w, bias",
-    ),
+    *ours("causal_conv1d", 'causal_conv1d(x, w, bias, activation="silu")', (8, 8, 8), (4, 8), (8,), parameters="x, w, bias"),
     *both(
         "scaled_dot",
         "OPS.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, preferred_element_type=x.dtype)",
@@ -112,7 +106,7 @@ SUBJECTS = [
     *ours(
         "fp8_matmul", "fp8_matmul(x, w, x_scale=1.0, w_scale=1.0, gradient_scale=1.0, out_sharding=out_sharding)", (8, 16), (16, 8), order=1
     ),
-    *ours("gram", "gram(x, out_sharding=out_sharding)", (8, 8, 16), parameters="x"),
+    *(one for module in OPERATIONS for split in getattr(module, "SPLITS", ()) for one in ours(*split, parameters="x")),
     *ours(
         "linear",
         'linear(x, w, bias, activation="silu", residual=r, out_sharding=out_sharding)',
@@ -141,9 +135,7 @@ SUBJECTS = [
         "matmul_reduce_scatter",
         'matmul_reduce_scatter(x, w, axis_name="a")',
         ('P(None, "a")', 'P("a")', 'P("a")'),
-        "x @ w",
-        (8, 16),
-        (16, 8),
+        *("x @ w", (8, 16), (16, 8)),
     ),
     *parallel(
         "causal_conv1d",

@@ -84,7 +84,7 @@ def conv_transpose() -> Picture:
     return picture
 
 
-def causal_conv1d() -> Picture:
+def causal() -> Picture:
     picture = Picture(560, 206, "A causal convolution of 4 taps reads the present step and three before it, of the same sequence")
     sequence = [ZERO] * 3 + [ONE] * 6 + [TWO] * 5
     picture.text(20, 20, "x along time, one channel: zeros or the state, then two packed sequences (seq_idx)")
@@ -116,8 +116,8 @@ def ragged() -> Picture:
     return picture
 
 
-def gram() -> Picture:
-    picture = Picture(460, 180, "gram computes the tiles on and below the diagonal and mirrors the others")
+def symmetric() -> Picture:
+    picture = Picture(460, 180, "The tiles on and below the diagonal are computed and mirrored")
     tiles = {(i, j): ONE if j <= i else ZERO for i in range(4) for j in range(4)}
     picture.text(20, 20, "x xᵀ in tiles: blue ones are computed, grey ones are their mirrors")
     picture.grid(20, 34, filled(4, 4, at=tiles))
@@ -144,7 +144,7 @@ def scaled_dot() -> Picture:
     return picture
 
 
-DRAWN = {f.__name__: f for f in (conv, conv_transpose, causal_conv1d, ragged, gram, scaled_dot)}
+DRAWN = {f.__name__: f for f in (conv, conv_transpose, causal, ragged, symmetric, scaled_dot)}
 
 if __name__ == "__main__":
     for name, draw in DRAWN.items():

@@ -10,6 +10,7 @@ The pages of docs/api list names with the first sentence of their documentation.
 site has all of it.
 """
 
+import functools
 import importlib
 import inspect
 import json
@@ -28,6 +29,9 @@ CODE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.(\w+))\) <!-- include -->$", re.MULT
 NAME = re.compile(r"^- [^\n]*<!-- (::: ([\w.]+)(?:(?!-->).)*?)\s*-->$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+
+# Benchmarks of one operation, or of some that are told in the rows, against jnp: benchmarks/results/NAME_cpu.json.
+OWN = [path.stem.removesuffix("_cpu") for path in RESULTS.glob("*_cpu.json")]
 
 Found = Iterator[tuple[str, str, float]]  # row of the table, column, and how many times as long the other takes
 
@@ -147,6 +151,10 @@ def pairs(file: str, kind: Callable[[dict], str], others: dict[str, str]) -> tup
     )
 
 
+def own_kind(row: dict) -> str:
+    return f"{row['row']} of {row['operation']}, {row['dtype']}"
+
+
 def tags(*names: str) -> Callable[[dict], list[str]]:
     """Return a function that gives the first of a row's tags that is one of `names`."""
     return lambda row: [name for name in names if name in row["tags"]][:1]
@@ -158,7 +166,7 @@ def conv_kinds(row: dict) -> list[str]:
     return [kind for kind in kinds if kind != "transposed" and not {"matmul", "skinny", "batched"} & {*row["tags"]}]
 
 
-SPEED = {
+SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "jnp"}) for name in OWN} | {
     "conv": lambda: suite("cpu.json", conv_kinds),
     "conv_transpose": lambda: suite("cpu.json", lambda row: [row["problem"]] if "transposed" in row["tags"] else []),
     "depthwise": lambda: suite("cpu.json", lambda row: [row["problem"]] if "depthwise" in row["tags"] else []),
@@ -183,7 +191,6 @@ SPEED = {
         lambda row: f"{row['row']}, {row['format']}",
         {"dequantized": "made wide first", "wide": "wide already"},
     ),
-    "gram": lambda: pairs("gram_cpu.json", lambda row: f"{row['row']} of {row['operation']}, {row['dtype']}", {"jnp": "jnp"}),
     "loops": lambda: pairs(
         "loops_cpu.json", lambda row: f"{row['row']}, {row['problem']}", {"lax": "lax in the loop", "unrolled": "lax without it"}
     ),
@@ -234,7 +241,7 @@ def of_invariant(rows: list[dict]) -> Iterator[list[str]]:
         yield [product, *(f"{ratios[row]:.1f}" for row in ("forward", "gradient in x"))]
 
 
-def of_gram(rows: list[dict]) -> Iterator[list[str]]:
+def of_operations(rows: list[dict]) -> Iterator[list[str]]:
     found: dict[tuple, dict[str, dict]] = {}
     for row in rows:
         what = row["operation"] if row["row"] == "forward" else f"{row['row']} of {row['operation']}"
@@ -279,11 +286,10 @@ def gpu_rows(rows: list[dict]) -> Iterator[list[str]]:
 
 
 # table -> its file, the columns that are words, those that are numbers, and the cells
-ROWS = {
+ROWS = {name: (f"{name}_cpu", "row, x", "float32, ms; jnp; bfloat16, ms; jnp", of_operations) for name in OWN} | {
     "loops": ("loops_cpu", "row, layers", "ms; lax in the loop; lax without it", of_loops),
     "invariant": ("invariant_cpu", "product", "forward; gradient in x", of_invariant),
     "quantized": ("quantized_cpu", "row, M, weights", "ms; made wide; wide already", of_quantized),
-    "gram": ("gram_cpu", "row, x", "float32, ms; jnp; bfloat16, ms; jnp", of_gram),
     "h100": ("h100", "row", "`triton`; `cuda`; `xla`; lax; lax over ours; of the roofline; error", gpu_rows),
     "models": (
         "models_cpu",

@@ -16,11 +16,12 @@ import numpy as np
 import simt_weight_only
 import test_causal_kernel
 import test_conv
+import test_cuda_gram
 import test_epilogues
 import test_ragged_kernel
 import test_scaled_dot
 from cases import random
-from cuda_cases import LONG, SHAPES, SLOTS, Case, causal, conv, gram, matmul, numbers_of, pieces, ragged, scaled, weight_only
+from cuda_cases import LONG, SHAPES, SLOTS, Case, causal, conv, matmul, numbers_of, pieces, ragged, scaled, weight_only
 
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.fields import DTYPES
@@ -135,7 +136,7 @@ def scaled_call(problem, config, integers=True) -> Call:
 
 def gram_call(row, B, M, N, result="bfloat16", factors=(1.0, 0.0), splits=1, integers=True) -> Call:
     """The result is symmetric to the last bit."""
-    case = gram(row, B, M, N, result, factors, splits)
+    case = test_cuda_gram.case(row, B, M, N, result, factors, splits)
     operands = {name: random(shape, dtype, seed, integers) for seed, (name, (dtype, shape)) in enumerate(case.operands.items())}
     if "addend" in operands:
         operands["addend"] = np.tril(operands["addend"]) + np.tril(operands["addend"], -1).swapaxes(1, 2)

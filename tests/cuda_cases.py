@@ -1,6 +1,7 @@
 """Calls of targets, without the compiled module: attributes, and the dtypes and shapes of arrays.  It must not know who runs them."""
 
 import dataclasses
+import importlib
 import math
 import pathlib
 import types
@@ -49,15 +50,15 @@ def shapes_of(target: str, attributes: Mapping[str, Any]) -> dict[str, tuple[int
         case "scaled":
             right = (a.B, a.S, a.J) if a.J == a.N else (a.B, a.J, a.S)
             shapes, result = dict(a=(a.B, a.M, a.K), b=(a.B, a.N, a.K), left=(a.B, a.I, a.S), right=right, d=(a.B, a.M, a.N)), "d"
-        case "gram":
-            shapes, result = dict(x=(a.B, a.M, a.N), addend=(a.B, a.M, a.M), y=(a.B, a.M, a.M)), "y"
         case "weight_only":
             bytes = a.N // 2 if a.bits == 4 else a.N
             shapes, result = dict(x=(a.B, a.M, a.K), q=(a.B, a.K, bytes), scale=(a.B, a.S, a.N), y=(a.B, a.M, a.N)), "y"
-        case _:
+        case "causal":
             x, state, sums = (a.B, a.T, a.C), (a.B, a.J - 1, a.C), (a.splits, a.J + a.bias, a.C)
             operands = dict(x=x, w=(a.J, a.C), bias=(a.C,), initial_states=state, seq_idx=x[:2], idx_of_states=state[:2], d_y=x)
             return operands | dict(first=x, sums=sums, d_initial_states=state)
+        case family:
+            shapes, result = importlib.import_module(f"test_cuda_{family}").shapes(a)
     return shapes | {result: (a.splits, *shapes[result])} if a.splits > 1 else shapes
 
 
@@ -106,30 +107,36 @@ class Case:
         return dataclasses.replace(self, operands=replaced(self.operands), results=replaced(self.results))
 
 
-def _config(row, names, splits=None) -> dict[str, int]:
+def config_of(row, names, splits=None) -> dict[str, int]:
     return {name: row[name] for name in names.split()} | ({} if splits is None else {"splits": splits})
 
 
-def _case(target: str, attributes: Mapping[str, Any], operands: Mapping[str, str], results: Mapping[str, str]) -> Case:
+def make_case(target: str, attributes: Mapping[str, Any], operands: Mapping[str, str], results: Mapping[str, str]) -> Case:
     """The case with arrays of these dtypes."""
     shapes = shapes_of(target, attributes)
     arrays = lambda group: {name: (dtype, shapes[name]) for name, dtype in group.items()}
     return Case(target, attributes, arrays(operands), arrays(results))
 
 
-# Cases: a row, and a problem that it takes.
+def change_dtypes(**changes):
+    """A change of a case to these dtypes of arrays."""
+    return lambda case: case.replacing({name: dict(dtype=dtype) for name, dtype in changes.items()})
+
+
+# Cases: a row, and a problem that it takes.  Families whose test file has `shapes` have theirs there.
 
 
 def matmul(row, B, M, N, K, splits=1, epilogue: tuple[int, Sequence[str]] | None = None):
     """`epilogue`: the activation's number and the slots that exist; all of them if the kernel fuses one."""
     target = "linear" if row["fused"] else f"matmul_{row['role']}"
-    case = _product(target, row, dict(B=B, M=M, N=N, K=K) | _config(row, "tile_m tile_n tile_k cluster_m pingpong", splits), row["result"])
+    config = config_of(row, "tile_m tile_n tile_k cluster_m pingpong", splits)
+    case = _product(target, row, dict(B=B, M=M, N=N, K=K) | config, row["result"])
     return add_epilogue(case, *(epilogue or (3, EPILOGUE))) if row["fused"] else case
 
 
 def _product(target, row, attributes, result):
     first, second, open_ = SLOTS[row["role"]]
-    return _case(target, attributes, {first: row["operands"], second: row["operands"]}, {open_: result})
+    return make_case(target, attributes, {first: row["operands"], second: row["operands"]}, {open_: result})
 
 
 EPILOGUE = ("bias", "residual", "saved")
@@ -151,29 +158,22 @@ def add_epilogue(case: Case, activation: int, slots: Sequence[str]) -> Case:
 
 
 def pieces(row, B, M, N, K, splits=1):
-    return _product(f"pieces_{row['role']}", row, dict(B=B, M=M, N=N, K=K) | _config(row, "tile_m tile_n pieces", splits), "float32")
+    return _product(f"pieces_{row['role']}", row, dict(B=B, M=M, N=N, K=K) | config_of(row, "tile_m tile_n pieces", splits), "float32")
 
 
 def ragged(row, B, P, R, M, N, K, G):
     first, second, open_ = RAGGED_SLOTS[row["role"]]
-    attributes = dict(B=B, P=P, R=R, M=M, N=N, K=K, G=G) | _config(row, "tile_m tile_n tile_k cluster_n")
+    attributes = dict(B=B, P=P, R=R, M=M, N=N, K=K, G=G) | config_of(row, "tile_m tile_n tile_k cluster_n")
     dtypes = {first: row["operands"], second: row["operands"], "places": "int32"}
-    return _case(f"ragged_{row['role']}", attributes, dtypes, {open_: row["operands"]})
+    return make_case(f"ragged_{row['role']}", attributes, dtypes, {open_: row["operands"]})
 
 
 def scaled(row, problem, left, right, result="bfloat16", splits=1):
     """`problem`: B, M, N, K, and the blocks I, J and S.  `left`, `right`: the scales' shapes, (B, I, S) and (B, J, S), or (B, S, J) if each
     column has its own; an axis of 1 is for all."""
-    attributes = dict(zip("BMNKIJS", problem, strict=True)) | _config(row, "tile_m tile_n tile_k cluster_m", splits)
+    attributes = dict(zip("BMNKIJS", problem, strict=True)) | config_of(row, "tile_m tile_n tile_k cluster_m", splits)
     dtypes = dict(a=row["operands"], b=row["second"], left="float32", right="float32")
-    return _case("scaled", attributes, dtypes, {"d": result}).replacing(dict(left=dict(shape=left), right=dict(shape=right)))
-
-
-def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
-    """`factors`: of the product, and of the addend, which is there if its factor is not 0."""
-    numbers = dict(B=B, M=M, N=N) | _config(row, "tile_m tile_n tile_k cluster_m", splits)
-    operands = {"x": row["operands"]} | ({"addend": result} if factors[1] else {})
-    return _case("gram", numbers | dict(zip(("scale", "of_addend"), factors, strict=True)), operands, {"y": result})
+    return make_case("scaled", attributes, dtypes, {"d": result}).replacing(dict(left=dict(shape=left), right=dict(shape=right)))
 
 
 def conv(row, p, config, epilogue=None, result=None):
@@ -196,10 +196,11 @@ def causal(problem, config):
     attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in present) for name, *_ in added}
     attributes["activation"], _ = numbers_of(problem.epilogue)
     operands: dict[str, Any] = {"x": x, "w": w, **present} | ({"d_y": x} if backward else {})
-    return _case("causal_conv1d_backward" if backward else "causal_conv1d", attributes, operands, {"first": x} | (sums if backward else {}))
+    target = "causal_conv1d_backward" if backward else "causal_conv1d"
+    return make_case(target, attributes, operands, {"first": x} | (sums if backward else {}))
 
 
 def weight_only(problem, config):
     x, _, y = (LONG[dtype] for dtype in problem.dtypes)
     attributes = cuda_weight_only.fields(problem) | dataclasses.asdict(config)
-    return _case("weight_only", attributes, dict(x=x, q="int8", scale="float32"), {"y": "float32" if config.splits > 1 else y})
+    return make_case("weight_only", attributes, dict(x=x, q="int8", scale="float32"), {"y": "float32" if config.splits > 1 else y})

@@ -19,6 +19,7 @@ from typing import Any
 import call_frame
 import numpy as np
 import pytest
+import test_cuda_gram
 from cuda_cases import CODES, INTERNAL, INVALID, OK, Case
 
 from jaxext.backends.cuda import cuda_binding
@@ -37,7 +38,9 @@ ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> 
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
 
 # What can be called, a row for each compiled kernel.
-MATMULS, SCALEDS, GRAMS, RAGGEDS, CONVS = map(_cuda_module.kernels, ("matmul", "scaled", "gram", "ragged", "conv"))
+ROWS = {family: _cuda_module.kernels(family) for family in _cuda_module.families()}
+MATMULS, SCALEDS, RAGGEDS, CONVS = (ROWS[family] for family in ("matmul", "scaled", "ragged", "conv"))
+GRAMS = ROWS[test_cuda_gram.SMALL.name]
 PIECES = [row | {"role": role} for row in _cuda_module.kernels("pieces") for role in ("nn", "nt", "tn")]
 DEPTHWISE = [
     dict(rank=rank, role=role, operands=dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from lowered import custom_calls, struct
+from public_operations import OF_ONE_MATRIX
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
@@ -265,11 +266,11 @@ OTHERS = {
     "two groups, wgrad": (gradient_of_weights, (struct(2, 64, 64), struct(256, 64), TWO), by_cuda("ragged_tn")),
     "one step": (jaxext.causal_conv1d, (struct(4, 1, 64), struct(4, 64), struct(64)), None, OF_ONE_STEP),
     "two steps": (jaxext.causal_conv1d, (struct(4, 2, 64), struct(4, 64), struct(64)), "triton_kernel_call"),
-    "gram": (jaxext.gram, (struct(4096, 4096),), by_cuda("gram")),
-    "gram, a batch of long rows": (jaxext.gram, (struct(4, 4096, 8192),), by_cuda("gram")),
-    "gram, a batch": (jaxext.gram, (struct(16, 2048, 2048),), by_cuda("gram")),
-    "gram, small": (jaxext.gram, (struct(2048, 2048),), None),
-    "gram, few rows": (jaxext.gram, (struct(512, 8192),), None),
+    **{
+        f"{name} of {'x'.join(map(str, shape))}": (f, (struct(*shape),), by_cuda(name) if large else None)
+        for name, f in OF_ONE_MATRIX.items()
+        for shape, large in {(4096, 4096): 1, (4, 4096, 8192): 1, (16, 2048, 2048): 1, (2048, 2048): 0, (512, 8192): 0}.items()
+    },
     "int8, 16 rows, scales of columns": (quantized, weights(16, 1), None),
     "int8, 32 rows": (quantized, weights(32, 32), by_cuda("weight_only")),
     "int8, 33 rows": (quantized, weights(33, 32), by_cuda("weight_only")),

@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from lowered import NHWC, operations, struct
+from public_operations import OF_ONE_MATRIX
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
@@ -283,7 +284,8 @@ OPERATIONS = {
     "linear": (linear, LINEAR, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),
     "gated": (gated, GATED, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),
     "conv_bias_act": (conv_bias_act, FILTERS, ["triton"], exactly(kernel=1), at_most(6, 2, free=["copy"])),
-    "gram": (jaxext.gram, (struct(4096, 2048),), ["triton"], exactly(kernel=1)),  # which takes its operand once
+    # each takes its operand once
+    **{name: (f, (struct(4096, 2048),), ["triton"], exactly(kernel=1)) for name, f in OF_ONE_MATRIX.items()},
     "Newton-Schulz": (step_of_newton_schulz, (struct(1024, 2048),), ["triton"], three_products),
     # int4 lie packed in memory: neither as such nor as bytes are they unpacked before the kernel
     "int8": (quantized, (MANY, INT8, SCALES), ["triton"], exactly(kernel=1)),

@@ -8,7 +8,7 @@ import pytest
 
 from jaxext import _cuda_build
 from jaxext.benchmarks import digests
-from jaxext.benchmarks.problems import PROBLEMS
+from jaxext.benchmarks.problems import OWN, PROBLEMS
 
 CSRC = pathlib.Path(__file__).parents[2] / "csrc"
 ROWS = {
@@ -17,9 +17,7 @@ ROWS = {
     "conv": (("two-axes", "dense"), "bfloat16"),
     "depthwise": (("two-axes", "depthwise"), "bfloat16"),
     "ragged": (("ragged",), "bfloat16"),
-    "causal": (("own", "causal_conv1d"), "bfloat16"),
-    "gram": (("own", "gram"), "bfloat16"),
-    "scaled": (("own", "quantized_matmul"), "int8 weights"),
+    **{digests.family(problem.tags, ""): (problem.tags, problem.numbers[0]) for problem in OWN},
 }
 
 
@@ -53,14 +51,14 @@ def sources(tmp_path, monkeypatch):
     [
         ("kernels/conv/kernel.py", "triton", {"conv"}),
         ("kernels/depthwise/kernel.py", "triton", {"depthwise"}),
-        ("kernels/matmul/kernel.py", "triton", {"matmul", "pieces", "ragged", "gram", "scaled"}),  # what others import
+        ("kernels/matmul/kernel.py", "triton", {*ROWS} - {"conv", "depthwise", "causal"}),  # what others import
         ("kernels/causal/problem.py", "triton", {"causal"}),
         ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
         ("csrc/pieces/pieces_sm90.cuh", "cuda", {"pieces"}),
         ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),
         ("csrc/common/product_arrays.cc", "cuda", {*ROWS}),
         ("csrc/matmul/matmul_target.cc", "cuda", {"matmul", "pieces"}),
-        ("csrc/common/sm90.cuh", "cuda", {"matmul", "pieces", "conv", "ragged", "gram", "scaled"}),
+        ("csrc/common/sm90.cuh", "cuda", {*ROWS} - {"depthwise", "causal"}),
     ],
 )
 def test_a_mended_kernel_changes_its_own_rows(file, library, changed, sources):
@@ -90,5 +88,6 @@ def test_each_problem_of_a_family_is_told_by_its_tags():
         families[type(problem).__name__].add(digests.family(problem.tags, "bfloat16"))
     assert families == {
         **dict.fromkeys(("Matmul", "Mlp", "Fused"), {"matmul"}),
-        **{"Conv": {"conv", "depthwise"}, "Ragged": {"ragged"}, "Causal": {"causal"}, "Gram": {"gram"}, "Quantised": {"scaled"}},
+        **{"Conv": {"conv", "depthwise"}, "Ragged": {"ragged"}, "Quantised": {"scaled"}},
+        **{type(problem).__name__: {problem.kernel} for problem in OWN if hasattr(problem, "kernel")},
     }

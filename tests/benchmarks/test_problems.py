@@ -14,7 +14,7 @@ import jaxext
 from jaxext.backends.cuda import cuda_binding
 from jaxext.benchmarks.case import DTYPES, PLAIN
 from jaxext.benchmarks.kinds import Conv, Fused, Matmul, Mlp, Ragged
-from jaxext.benchmarks.problems import DEFAULT, PROBLEMS, declared, reduced, select, twins
+from jaxext.benchmarks.problems import DEFAULT, OWN, PROBLEMS, declared, reduced, select, twins
 from jaxext.benchmarks.targets import OF_CPUS, OF_GPUS, targets
 from jaxext.tuning import random_operands, timing
 
@@ -26,7 +26,7 @@ NETWORKS = {
 KINDS = {
     "matmul", "skinny", "batched", "mlp", "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped", "depthwise",
     "strided", "dilated", "transposed", "causal", "batched-filters", "per-example", "fused", "gated", "ragged",
-    "own", "causal_conv1d", "gram", "quantized_matmul",
+    "own", *(problem.cases()[0].operation for problem in OWN),
 }  # fmt: skip
 MARKS = {"target", "sweep", "precision", "cpu", "large", "long", "short", "waves", "thin", "few-images", "many-images", "clocks"}
 

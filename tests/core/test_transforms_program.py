@@ -29,6 +29,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from public_operations import OF_ONE_MATRIX
 from test_sharding import MESH, in_turn, place, slow
 
 import jaxext
@@ -306,10 +307,11 @@ def test_windows_of_an_exported_program_stay_whole(problem):
     same(split(place(x, P(None, "model")), place(w, P(None, None, None, "data"))), f(x, w))
 
 
-@pytest.mark.parametrize("fn", [jaxext.matmul, lambda x, w: jaxext.gram(x)], ids=["matmul", "gram"])
-def test_batches_of_an_exported_program_stay_with_their_sums(fn):
+@pytest.mark.parametrize("name", ["matmul", *OF_ONE_MATRIX])
+def test_batches_of_an_exported_program_stay_with_their_sums(name):
     """XLA multiplied other matrices if one mesh axis split the batch, the other the sum, and the result was asked for otherwise."""
     x, w = integers((4, 4, 4)), integers((4, 4, 4), 1)
+    fn = (lambda x, w: OF_ONE_MATRIX[name](x)) if name in OF_ONE_MATRIX else jaxext.matmul
     asked = lambda x, w: lax.with_sharding_constraint(fn(x, w), NamedSharding(MESH, P("model", "data")))
     split = place(x, P("data", None, "model")), place(w, P("data", "model"))
     exported = jax.jit(export.export(jax.jit(asked))(*split).call)

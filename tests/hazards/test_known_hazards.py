@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from public_operations import OF_ONE_MATRIX
 
 import jaxext
 from jaxext.hazards.known_hazards import HAZARDS, PLANNED_HAZARDS
@@ -448,7 +449,7 @@ OWN = (
         reduced(lambda x: jaxext.matmul(x, x).sum()),
         reduced(lambda x: (lambda y: (y, y.sum()))(jaxext.matmul(x, spread(2, x)))),
         reduced(lambda x: jnp.clip(jaxext.matmul(x, spread(2, x)), -9, 9).sum()),
-        reduced(lambda x: jaxext.gram(spread(2, x)).sum()),
+        *(reduced(lambda x, f=f: f(spread(2, x)).sum()) for f in OF_ONE_MATRIX.values()),
         reduced(lambda x: jaxext.matmul(x, spread(2, x)).sum(), 63, 64),
         reduced(jaxext.use_invariant()(lambda x: jaxext.matmul(x, spread(2, x)).sum())),
     ],

@@ -1,4 +1,4 @@
-"""A user's kernel with a third operand (scaled_kernel.py) and that of x xᵀ, in Triton's interpreter, through the conformance kit."""
+"""A user's kernel with a third operand (scaled_kernel.py) in Triton's interpreter, through the conformance kit."""
 
 import functools
 import os
@@ -22,17 +22,16 @@ def form():
     return scaled.form()
 
 
-@pytest.mark.parametrize("kernel", ["scaled", "gram"])
-def test_every_transformation(form, kernel):
-    """Small integers: bit for bit."""
-    product, plain, args, linear = {
-        "scaled": (functools.partial(scaled.product, form), lambda x, w, s: x @ w * s[None], (X, W, S), (0, 1)),
-        "gram": (jaxext.gram, lambda x: x @ x.swapaxes(-1, -2), (X[:3, :4],), ()),
-    }[kernel]
+def check_transformations(product, plain, args, linear, least):
+    """Small integers: bit for bit, in at least so many checks."""
     triton = functools.partial(product, implementation="triton")
     report = testing.check_op(triton, plain, args, tolerance=0, linear=linear, skip=SKIP, show=False)
     report.raise_if_failed()
-    assert sum(row.outcome == "passed" for row in report.rows) > {"scaled": 25, "gram": 20}[kernel]
+    assert sum(row.outcome == "passed" for row in report.rows) >= least
+
+
+def test_every_transformation(form):
+    check_transformations(functools.partial(scaled.product, form), lambda x, w, s: x @ w * s[None], (X, W, S), (0, 1), least=26)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (17, 40, 33), (16, 32, 16)])

@@ -19,8 +19,10 @@ BUILT = {"_cuda_module", "_cuda_build"}  # what CMake makes
 BINDINGS = {"backends.triton", "backends.cuda"}
 BELOW_OPERATIONS = {"lax", "backends", *BINDINGS, "core", "_compat", "_messages", "kernels"}
 OPERATIONS = {f"ops.{path.parent.name}" for path in ROOT.glob("jaxext/ops/*/__init__.py")}
+CSRC = ROOT / "csrc"
+FAMILIES = {path.stem.removesuffix("_target") for path in CSRC.glob("*/*_target.cc")}  # of CUDA kernels
 
-# Room -> the rooms that it may import.  A new one is a breach until it is here, but for an operation that is made of no other.
+# Room -> the rooms that it may import.  A new one is a breach until it is here, but for an operation of matrix products and epilogues.
 MAY = {
     "_messages": set(),
     "_scope": {"_messages"},
@@ -33,12 +35,10 @@ MAY = {
     "backends.cuda": {"backends", "core", "kernels", "_target", *BUILT},
     "lax": {"core", "_compat", "_scope", "_messages"},
     "ops": set(),
+    "ops.matmul": BELOW_OPERATIONS,
+    "ops.conv": BELOW_OPERATIONS,
     "ops.fused": {"ops.matmul", "ops.conv", *BELOW_OPERATIONS},
-    "ops.ragged": {"ops.matmul", "ops.fused", *BELOW_OPERATIONS},
-    "ops.scaled": {"ops.matmul", *BELOW_OPERATIONS},
     "ops.quantized": {"ops.scaled", *BELOW_OPERATIONS},
-    "ops.causal": {"ops.fused", *BELOW_OPERATIONS},
-    "ops.gram": {"ops.matmul", "ops.fused", *BELOW_OPERATIONS},
     "export": {"core", "backends.cuda", "_target", "_messages"},
     "quantization": {"ops.quantized"},
     "extend": {"ops", "ops.matmul", "ops.conv", "lax", "core", "_messages"},
@@ -52,20 +52,8 @@ MAY = {
     "cli": {"__init__", "verify", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", "_messages", *BUILT},
     "__init__": {
         *OPERATIONS,
-        "extend",
-        "parallel",
-        "privacy",
-        "testing",
-        "checkpoint_policies",
-        "tuning",
-        "hazards",
-        "lax",
-        "tables",
-        "export",
-        "quantization",
-        "_target",
-        "_compat",
-        "_messages",
+        *("extend", "parallel", "privacy", "testing", "checkpoint_policies", "tuning", "hazards", "lax", "tables", "export"),
+        *("quantization", "_target", "_compat", "_messages"),
     },
     "__main__": {"cli"},
 }
@@ -86,19 +74,15 @@ THIRD_PARTIES_OF = {
     "cli": {"rich"},
 }
 OF_KERNELS = {"triton"}
-JITTED = {
-    "kernel",
-    "tile",
-    "tile_epilogue",
-}  # files of kernels/ that hold functions under triton.jit and nothing else; others do without Triton
+# Files of kernels/ that hold functions under triton.jit and nothing else; others do without Triton.
+JITTED = {"kernel", "tile", "tile_epilogue"}
 # Headers of others -> the files of csrc/ that include them.  Device code (*.cu, *.cuh) may include those of CUDA and CUTLASS.
 INCLUDED = {
     r"xla/": {"common/ffi.cc"},
     r"pybind11/|Python\.h": {"module.cc"},
     r"(?:cuda|driver_types|vector_types|cooperative_groups|nv)\w*[./]": {
         *(f"common/{name}" for name in ("ffi.cc", "load.h", "tensor_map.h")),
-        *(f"{family}/{family}.h" for family in ("conv", "gram", "matmul", "pieces", "ragged", "scaled")),
-        *(f"{family}/{family}_launch.h" for family in ("causal", "depthwise", "weight_only")),
+        *(min((f"{family}/{family}_launch.h", f"{family}/{family}.h"), key=lambda name: not (CSRC / name).exists()) for family in FAMILIES),
     },
     r"cut(?:e|lass)/": {"common/tensor_map.h"},
 }
@@ -142,7 +126,7 @@ def target(root, name):
 def breaches(root):
     """A sentence for each import that is not allowed."""
     for path, module, room in modules(root):
-        may = MAY.get(room, BELOW_OPERATIONS if room.startswith("ops.") else None)
+        may = MAY.get(room, {"ops.matmul", "ops.fused", *BELOW_OPERATIONS} if room.startswith("ops.") else None)
         if may is None:
             yield f"{module} has no place in the design"
             continue
@@ -220,13 +204,13 @@ def test_includes():
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("gram/gram.cc", '#include "xla/ffi/api/ffi.h"'),
-        ("gram/gram_sm90.cuh", '#include "xla/ffi/api/ffi.h"'),
+        ("ragged/ragged.cc", '#include "xla/ffi/api/ffi.h"'),
+        ("ragged/ragged_sm90.cuh", '#include "xla/ffi/api/ffi.h"'),
         ("common/ffi.cc", "#include <pybind11/pybind11.h>"),
-        ("gram/gram_sm90.cuh", "#include <Python.h>"),
+        ("ragged/ragged_sm90.cuh", "#include <Python.h>"),
         ("module.cc", "#  include <cuda_runtime.h>"),
         ("common/schema.h", "#include <cuda/std/array>"),
-        ("gram/gram.h", '#include "cutlass/cutlass.h"'),
+        ("ragged/ragged.h", '#include "cutlass/cutlass.h"'),
     ],
 )
 def test_an_include_is_found(tmp_path, file, line):
@@ -236,7 +220,7 @@ def test_an_include_is_found(tmp_path, file, line):
 
 
 def test_device_code_includes_cuda(tmp_path):
-    write(tmp_path, {"../csrc/gram/gram.cu": "#include <cuda_bf16.h>\n", "../csrc/gram/x.cuh": '#include "cute/tensor.hpp"\n'})
+    write(tmp_path, {"../csrc/ragged/ragged.cu": "#include <cuda_bf16.h>\n", "../csrc/ragged/x.cuh": '#include "cute/tensor.hpp"\n'})
     assert not any(included(tmp_path).values())
 
 

@@ -56,7 +56,7 @@ def scaled_product(columns):
     return scaled(row, (M, 128 * steps, N), (M, steps, columns)), {"device": TWO_MULTIPROCESSORS}
 
 
-def gram():
+def own_transpose():
     """Two rows of clusters and more steps than stages, with an addend."""
     row = row_of(GRAMS, operands="bfloat16", tile_m=192)
     sizes = 2 * row["tile_m"] + 40, (row["stages"] + 1) * row["tile_k"] + 8
@@ -108,7 +108,7 @@ CALLS = {
     "ragged sum": functools.partial(ragged, "tn"),
     "scaled": functools.partial(scaled_product, 3),
     "scaled columns": functools.partial(scaled_product, 3 * 128),
-    "gram": gram,
+    "x xT": own_transpose,
     "pieces": functools.partial(pieces, "nn", 3),
     "two pieces": functools.partial(pieces, "tn", 2),
     "fprop": functools.partial(convolution, "strided, padded unevenly", C=520, K=72),
@@ -159,7 +159,7 @@ NOT_WRITTEN, MORE_REGISTERS = "a copy is under way|nothing has written", "regist
 DEFECTS = {
     "no barrier before a store by TMA": (GROUP_BARRIER, "", "race: reads shared memory", "product #0"),
     "no barrier before the next part": (GROUP_BARRIER, "", "which a copy or a wgmma under way still reads", "product #1"),
-    "no barriers of a warp group": (GROUP_BARRIER, "", "race|reads shared memory at", "gram"),
+    "no barriers of a warp group": (GROUP_BARRIER, "", "race|reads shared memory at", "x xT"),
     "no barrier after clearing": (GROUP_BARRIER, "", f"{READS}|race", "ragged sum"),
     "no proxy fence": (PROXY_FENCE, "", UNFENCED, "product #3, ping-pong #0, ragged sum, pieces"),
     "no wait for stores by TMA": (r"cp\.async\.bulk\.wait_group\.read 1;", "", READS, "product"),
@@ -168,7 +168,7 @@ DEFECTS = {
     "a stage is given back too early": (r"(wgmma\.wait_group\S*) 1;", r"\1 2;", "race: writes shared memory", "product"),
     "stages reused early": (WAIT_FOR_ALL_BUT_ONE, "", READS, "product, ragged, fprop, wgrad, two groups"),
     "factors are made anew early": (WAIT_FOR_ALL_BUT_ONE, "", "which a wgmma under way reads", "wide weight-only"),
-    "sums are read early": (WAIT_FOR_ALL, "", WRITES, "ragged, scaled, gram, pieces #0, pieces #1, two groups, wide weight-only"),
+    "sums are read early": (WAIT_FOR_ALL, "", WRITES, "ragged, scaled, x xT, pieces #0, pieces #1, two groups, wide weight-only"),
     "sums are read a group early": (r"(wgmma\.wait_group\S*) 0;", r"\1 1;", WRITES, "product"),
     "no fence before wgmma": (r"wgmma\.fence\.sync\.aligned;", "", "no wgmma.fence", "product #0, pieces #0, wide weight-only"),
     "a wgmma that no group has": (r"wgmma\.commit_group\.sync\.aligned;", "", READS, "product"),
@@ -189,15 +189,15 @@ DEFECTS = {
     "no cluster barrier": (r"barrier\.cluster\.(wait|arrive\.relaxed)\.aligned;", "", NO_MBARRIER, "product, fprop, wgrad"),
     "barriers made without a fence": (r"fence\.mbarrier_init\.release\.cluster;", "", "which another warp initialised", "product"),
     "no barrier after the barriers": (BARRIER, "", "which another warp initialised|no mbarrier", "pieces, wide weight-only"),
-    "a stage is not given back": (REMOTE_ARRIVE, "", DEADLOCK, "product, ragged, scaled, gram, two groups of wgrad"),
+    "a stage is not given back": (REMOTE_ARRIVE, "", DEADLOCK, "product, ragged, scaled, x xT, two groups of wgrad"),
     "no arrival": (ARRIVE, "", DEADLOCK, "ping-pong #1, pieces #0, pieces #1, pieces #2, pieces #3, pieces #4, wide weight-only"),
     "a stage for the wrong block": (r"mapa\S* *remAddr32, (%r\d+), \S+;", r"mov.u32 remAddr32, \1;", "under way|race", "product"),
     "a store at swapped coordinates": (rf"(bulk\.tensor\.3d\.global\S* \[%rd\d+, \{{){PAIR}", SWAPPED, TWICE, "product"),
     "a load at swapped coordinates": (rf"(bulk\.tensor\.3d\.shared\S*[^;]*\{{){PAIR}", SWAPPED, WRONG, "product #0"),
     "swapped corners": (rf"(im2col\S* \[%r\d+\], \[%rd\d+, \{{%r\d+, ){PAIR}", SWAPPED, WRONG, "fprop"),
-    "a part that is not stored": (STORED_PART, "", WRONG, "product #5, gram"),
+    "a part that is not stored": (STORED_PART, "", WRONG, "product #5, x xT"),
     "a pair that is not stored": (r"st\.shared\.v2\.f32[^;]*;", "", f"{WRONG}|nothing has written", "ping-pong #5"),
-    "swapped registers": (rf"(stmatrix\S* \[%r\d+\S*\], \{{){PAIR}", SWAPPED, WRONG, "product #5, gram"),
+    "swapped registers": (rf"(stmatrix\S* \[%r\d+\S*\], \{{){PAIR}", SWAPPED, WRONG, "product #5, x xT"),
     "swapped sums": (rf"(st\.shared\.v2\.f32 \[%r\d+\S*\], \{{){PAIR}", SWAPPED, WRONG, "ping-pong #5"),
     "swapped columns": (rf"(st\.shared\.v4\S* \[%r\d+\S*\], \{{){PAIR}", SWAPPED, WRONG, "scaled columns, two pieces #1"),
     "swapped descriptors": (rf"(wgmma\.mma_async\S* \{{[^}}]*\}}, ){PAIR}", SWAPPED, WRONG, "product #0"),
@@ -207,7 +207,7 @@ DEFECTS = {
     "neighbours change places": (ROUNDED_PAIR, r"cvt.rn.bf16x2.f32 \1, \3, \2;", WRONG, "pieces #3"),
     "a last piece is lost": (ROUNDED_PAIR, r"mov.b32 \1, 0;", WRONG, "pieces #1"),
     "another mask": (r"(lop3\.b32 (?:%r\d+, ){4})(106|0x6A);", r"\g<1>0x80;", WRONG, "weight-only #3, wide weight-only"),
-    "sums are not begun anew": (r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;", WRONG, "scaled, gram, pieces, wide weight-only"),
+    "sums are not begun anew": (r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;", WRONG, "scaled, x xT, pieces, wide weight-only"),
     "products are not added": (FMA, PRODUCT, WRONG, "scaled, 7x7 #0, causal backward, wide weight-only"),
     "sums are not added to old ones": (r"add(?:\.rn)?\.f32 (%f\d+), (%f\d+), \1;", r"mov.f32 \1, \2;", WRONG, "two pieces"),
     "outputs are not summed": (r"add(?:\.rn)?\.f32 (%f\d+), (%f\d+), %f\d+;", r"mov.f32 \1, \2;", WRONG, "sums of outputs"),
@@ -229,7 +229,7 @@ DEFECTS = {
         "dgrad, two groups of dgrad",
     ),
     "no barriers of a warp": (WARP_BARRIER, "", LANES, "fprop, ragged, scaled"),
-    "no barrier of a warp group's lanes": (WARP_BARRIER, "", f"{LANES}|race", "gram"),
+    "no barrier of a warp group's lanes": (WARP_BARRIER, "", f"{LANES}|race", "x xT"),
     "no barrier of a warp before a store": (
         rf"(st\.shared\.u32 [^;]*;\s*){WARP_BARRIER}",
         r"\1",
@@ -245,7 +245,7 @@ DEFECTS = {
     "no barriers": (BARRIER, "", RACE, "causal, depthwise wgrad, sums of outputs, causal backward"),
     "one barrier too few": (BARRIER, "", RACE, "tensor cores #0, tensor cores #1, causal forward #0, weight-only #1"),
     "no barrier between sums": (BARRIER, "", "race", "causal backward #3, weight-only #2"),
-    "a store is shifted": (STORE_OF_16_BYTES, r"\1+16]", f"{TWICE}|{OUTSIDE}", "ragged, scaled, gram, wgrad, dgrad, two groups of 256"),
+    "a store is shifted": (STORE_OF_16_BYTES, r"\1+16]", f"{TWICE}|{OUTSIDE}", "ragged, scaled, x xT, wgrad, dgrad, two groups of 256"),
     "a store too far": (STORE, r"\1+16]", f"{OUTSIDE}|once", "pieces, causal, tensor cores, causal forward, weight-only, wide weight-only"),
     "a load too far": (LOAD_OF_16_BYTES, r"\1+16]", f"{OUTSIDE}|wrong", "causal, tensor cores"),
     "shared channels from elsewhere": (LOAD_OF_8_BYTES, r"\1+8]", f"{OUTSIDE}|wrong", "many outputs"),

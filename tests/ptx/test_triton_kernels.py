@@ -7,6 +7,7 @@ take effect as late as they may, and then at once: both must give the same bits.
 import dataclasses
 import itertools
 import math
+import sys
 from typing import Any
 from unittest import mock
 
@@ -14,14 +15,13 @@ import pytest
 import test_causal_kernel
 import test_conv
 import test_depthwise
-import test_gram_kernel
 import test_matmul
 import test_ragged_kernel
 import test_scaled_dot
 from calls import each
 from interpreter import LATE, Fault, Module
 from opcodes import untested
-from triton_kernels import Call, call, kernel_module, skip_without_compiler
+from triton_kernels import CALLS, Call, call, kernel_module, skip_without_compiler
 
 from jaxext.benchmarks import compiled
 from jaxext.benchmarks.kinds import Matmul
@@ -269,25 +269,18 @@ def test_scaled(call):
     run(call)
 
 
-GRAMS = {  # rows, depth, dtypes, what is added, the configuration if it is not the one picked
-    "16 bits": (300, 72, ("bf16", "bf16"), {}, {}),
-    "tall tiles": (300, 72, ("fp16", "fp16"), {}, dict(tile_m=128, tile_n=64)),
-    "splits": (40, 600, ("bf16", "fp32"), {}, dict(tile_m=32, tile_n=32, num_warps=2, splits=2)),
-    "TF32": (136, 40, ("fp32", "fp32"), {}, {}),
-    "something added": (150, 150, ("bf16", "bf16"), dict(addend="bf16", scale=2.0, of_addend=-4.5), {}),
-    "wide stores": (136, 40, ("bf16", "bf16"), dict(addend="bf16", scale=2.0, of_addend=-4.5), dict(tile_m=64, tile_n=64, num_warps=4)),
-}
+def call_of_tests(name, arch):
+    kernel, name = name.split(": ")
+    problem, config = OF_TESTS[kernel].IN_PTX[name]
+    return call(kernel, dataclasses.replace(problem, precision="tf32", arch=arch), **config)
 
 
-def gram(name, arch):
-    rows, depth, dtypes, added, config = GRAMS[name]
-    problem = dataclasses.replace(test_gram_kernel.a_problem(rows, depth, dtypes, arch=arch, **added), precision="tf32")
-    return call("gram", problem, **config)
+# Kernels whose tests in tests/kernels have the problems (`IN_PTX`), and of which architectures some are quick.
+OF_TESTS = {kernel: module for kernel, of in CALLS.items() if hasattr(module := sys.modules[of.__module__], "IN_PTX")}
+NAMES = [f"{kernel}: {name}" for kernel, module in OF_TESTS.items() for name in module.IN_PTX]
+QUICK_OF_TESTS = {(f"{kernel}: {name}", arch) for kernel, module in OF_TESTS.items() for name, arch in module.QUICK_IN_PTX}
 
 
-QUICK_GRAMS = {("16 bits", 90), ("tall tiles", 80), ("something added", 90), ("wide stores", 80)}
-
-
-@pytest.mark.parametrize("call", on_each(gram, GRAMS, quick=QUICK_GRAMS))
-def test_gram(call):
+@pytest.mark.parametrize("call", on_each(call_of_tests, NAMES, quick=QUICK_OF_TESTS))
+def test_problems_of_the_kernels_own_tests(call):
     run(call)

@@ -259,9 +259,9 @@ def test_a_hash_changes_with_each_file(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "files"), [
-    ("xla", {"ops/conv/xla_plan.py", "ops/conv/xla_rates.json", "ops/matmul/xla.py", "ops/gram/xla.py", "core/window.py"}),
+    ("xla", {"ops/conv/xla_plan.py", "ops/conv/xla_rates.json", "ops/matmul/xla.py", "ops/ragged/xla.py", "core/window.py"}),
     ("triton", {"backends/triton/triton_binding.py", "backends/fields.py", "kernels/matmul/kernel.py"}),
-    ("cuda", {"backends/cuda/cuda_binding.py", "ops/conv/cuda_dense.py", "ops/gram/problem.py", "kernels/geometry.py"}),
+    ("cuda", {"backends/cuda/cuda_binding.py", "ops/conv/cuda_dense.py", "ops/ragged/problem.py", "kernels/geometry.py"}),
 ])  # fmt: skip
 def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch):
     """The files are those that decide what it computes with, and no others."""
@@ -315,7 +315,7 @@ def test_the_report(monkeypatch):
     for arguments, want in (
         (["/opt/jaxext/__main__.py", "bench"], "python -m jaxext bench"),
         (["/opt/bin/jaxext", "info"], "jaxext info"),
-        (["/opt/gram.py", "--json", "/scratch/me/gram.json", "--rounds=9"], "gram.py --json gram.json --rounds=9"),
+        (["/opt/loops.py", "--json", "/scratch/me/loops.json", "--rounds=9"], "loops.py --json loops.json --rounds=9"),
         (["a.py", f"--json={inside}", "--plot", "docs/cpu.svg"], "a.py --json=benchmarks/results/cpu.json --plot docs/cpu.svg"),
         (["a.py", "--only", "cube, 512x512 nn"], "a.py --only 'cube, 512x512 nn'"),
     ):

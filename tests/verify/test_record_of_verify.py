@@ -1,6 +1,7 @@
 """Records of `python -m jaxext verify`, with workers that run no kernel: each case ends as its test says."""
 
 import contextlib
+import functools
 import json
 import sys
 
@@ -11,7 +12,7 @@ import jaxext
 from jaxext.benchmarks import record
 from jaxext.cli import command, verify
 from jaxext.cli.terminal import Failure
-from jaxext.core.contact import Contact, arrays
+from jaxext.core.contact import TILES, Contact, arrays, step
 from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import Context
 from jaxext.verify import cases, results
@@ -30,6 +31,7 @@ for line in sys.stdin:
     print(json.dumps(told), flush=True)
 """
 FOUR_AXES = arrays((2, 4, 6, 6, 6, 6), (4, 4, 3, 3, 3, 3))
+ROLES = ("nn", "nt", "tn")
 HERE = Context("NVIDIA H100", 90, {"jax": "1"}, {"triton": environment.codes("cuda")["triton"]})
 
 
@@ -37,8 +39,9 @@ def four_axes(x, w):
     return jaxext.conv_general_dilated(x, w, 4 * (1,), "VALID")
 
 
-def cases_of_gram(contacts=cases.contacts):
-    return [contact for contact in contacts() if contact.name in ("gram bfloat16", "gram float16", "gram into float32")]
+def some_contacts():
+    yield from (step(f"product {dtype}", jaxext.matmul, *arrays(*TILES, dtype=dtype)) for dtype in ("bfloat16", "float16"))
+    yield Contact("product into float32", functools.partial(jaxext.matmul, preferred_element_type="float32"), arrays(*TILES))
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ def run(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(table_file, "default_path", lambda: tmp_path / "cache/jaxext/tables.json")
     monkeypatch.setattr(verify, "_no_gpu", lambda: None)
     monkeypatch.setattr(active, "context", lambda platform: HERE)
-    monkeypatch.setattr(cases, "contacts", cases_of_gram)
+    monkeypatch.setattr(cases, "contacts", lambda: [*some_contacts()])
 
     def ran(*arguments, wrong=()):
         monkeypatch.setattr(verify, "command", lambda module: [sys.executable, "-c", WORKER, *wrong])
@@ -69,14 +72,12 @@ def stored():
 
 def test_what_was_right_and_wrong_is_stored(run, tmp_path, monkeypatch):
     monkeypatch.setattr(record, "digests", lambda kinds, arch, device: dict.fromkeys(kinds, f"code for {arch}, {device}"))
-    status, out = run("--share", tmp_path / "shared.json", wrong=["gram float16"])
+    status, out = run("--share", tmp_path / "shared.json", wrong=["product float16"])
     assert status == 1 and "wrong: triton" in out and "bits: first at (0,)" in out
     assert stored() == {
-        "triton gram gram bf16": (True, 0.25),
-        "triton gram gram bf16->fp32": (True, 0.25),
-        "triton gram gram fp16": (False, None),
-        "triton matmul matmul_nn bf16": (True, 0.25),
-        "triton matmul matmul_nn fp16": (False, None),
+        **{f"triton matmul matmul_{role} bf16": (True, 0.25) for role in ROLES},
+        **{f"triton matmul matmul_{role} fp16": (False, None) for role in ROLES},
+        "triton matmul matmul_nn bf16->fp32": (True, 0.25),
     }
     (shared,) = table_file.load(tmp_path / "shared.json")  # as the package ships it, with the code that ran
     assert shared.place == HERE.place and not shared.sources
@@ -87,7 +88,7 @@ def test_what_was_right_and_wrong_is_stored(run, tmp_path, monkeypatch):
 
 def test_events_are_in_the_cache_unless_a_file_is_named(run):
     path = table_file.record_path().with_name("verify.jsonl")
-    assert run(wrong=["gram float16"])[0] == 1
+    assert run(wrong=["product float16"])[0] == 1
     first = read(path)
     assert run("--again", path)[0] == 0
     assert {name for name, of in first.verdicts.items() if of.outcome == "wrong"} < {*read(path).verdicts}
@@ -96,7 +97,7 @@ def test_events_are_in_the_cache_unless_a_file_is_named(run):
 
 def test_what_an_implementation_refuses_is_in_the_events(run, tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
-    monkeypatch.setattr(cases, "contacts", lambda: [Contact("four axes", four_axes, FOUR_AXES), *cases_of_gram()])
+    monkeypatch.setattr(cases, "contacts", lambda: [Contact("four axes", four_axes, FOUR_AXES), *some_contacts()])
     assert run("--json", path)[0] == 0
     refused = [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == "refused"]
     assert [(event["implementation"], event["op"], event["reason"]) for event in refused if event["implementation"] == "triton"] == [
@@ -112,13 +113,13 @@ def test_a_kind_whose_first_case_did_not_run_is_not_stored(run):
 def test_again_runs_what_was_not_right(run, tmp_path):
     path = tmp_path / "events.jsonl"
     assert run("--json", path, wrong=["float16"])[0] == 1
-    assert stored()["triton gram gram fp16"][0] is False
+    assert stored()["triton matmul matmul_nn fp16"][0] is False
     before = path.read_text().count('"begun"')
     status, out = run("--json", path, "--again", path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     begun = [line["case"] for line in lines if line["event"] == "begun"][before:]
     assert status == 0 and begun and all("float16" in case for case in begun)
-    assert stored()["triton gram gram fp16"] == stored()["triton gram gram bf16"] == (True, 0.25)
+    assert stored()["triton matmul matmul_nn fp16"] == stored()["triton matmul matmul_nn bf16"] == (True, 0.25)
 
 
 def test_earlier_events_of_other_code_are_no_evidence(run, tmp_path, monkeypatch):
@@ -127,15 +128,15 @@ def test_earlier_events_of_other_code_are_no_evidence(run, tmp_path, monkeypatch
     table_file.record_path().unlink()
     monkeypatch.setattr(environment, "codes", lambda platform: {"triton": "changed"})
     run("--again", path)
-    kinds = ("gram gram bf16", "gram gram bf16->fp32", "matmul matmul_nn bf16")  # of which not all cases ran: these run whole
-    assert stored() == {f"triton {kind}": (True, 0.25) for kind in kinds}
+    kinds = (*(f"{role} bf16" for role in ROLES), "nn bf16->fp32", "tn fp16")  # of which not all cases ran: these run whole
+    assert stored() == {f"triton matmul matmul_{kind}": (True, 0.25) for kind in kinds}
 
 
 def test_cases_are_listed(run):
-    status, out = run("--list", "--family", "gram")
-    assert status == 0 and "triton gram: gram bfloat16, picked" in out and "matmul_nn" not in out
+    status, out = run("--list", "--family", "matmul")
+    assert status == 0 and "triton matmul_nn: product bfloat16, picked" in out and cases.ANOTHER in out
+    assert "matmul_nn" not in run("--list", "--family", "conv")[1]
     assert stored() == {}
-    assert cases.ANOTHER in out
 
 
 def test_ctrl_c_ends_with_what_is_known(run, monkeypatch, tmp_path):

@@ -24,15 +24,10 @@ from lowered import BLOCK, IMAGES, MESH, channels_last, conv, custom_calls, move
 import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
-from jaxext.ops.causal.cuda import CudaCausal
-from jaxext.ops.conv.cuda import CudaConv
-from jaxext.ops.gram.cuda import CudaGram
-from jaxext.ops.matmul.cuda import CudaMatmul
-from jaxext.ops.ragged.cuda import CudaRagged
-from jaxext.ops.scaled.cuda import CudaScaled
+from jaxext.core.family import families
 
-FAMILIES = (CudaMatmul, CudaGram, CudaRagged, CudaScaled, CudaConv, CudaCausal)
-CUSTOM_CALLS = [name for family in FAMILIES for name in family.custom_calls]
+CUDA = [each for family in families.values() for each in family.implementations if each.name == "cuda"]
+CUSTOM_CALLS = {name for each in CUDA for name in each.custom_calls}
 built = pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
 
 
@@ -293,7 +288,7 @@ def test_the_version_of_the_ffi_is_known():
 def test_every_handler_may_be_exported():
     from jaxext import _cuda_module
 
-    assert set(_cuda_module.handlers()) == set(CUSTOM_CALLS)
+    assert set(_cuda_module.handlers()) == CUSTOM_CALLS
     allowed = [str(check) for check in jaxext.export.disabled_checks()]
     assert all(any(name in check for check in allowed) for name in CUSTOM_CALLS)
 

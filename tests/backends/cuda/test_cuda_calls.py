@@ -20,8 +20,10 @@ import pytest
 import test_causal_kernel
 import test_scaled_dot
 from cuda_cases import CODES, EPILOGUE, INTERNAL, INVALID, OK, Case, role_of
+from cuda_cases import change_dtypes as dtypes
 from cuda_launches import SCHEMA, ask, handled, handler
 from simt_weight_only import a_problem as a_weight_only_problem
+from test_cuda_families import OWN
 from test_cuda_scaled import CUTS, product
 
 from jaxext import _cuda_module
@@ -63,9 +65,9 @@ def right_cases():
             J = 384 if right[2] == 384 else 3
             yield cuda_cases.scaled(row, (1, 256, 384, 512, 256, J, 4), left, right)
         yield cuda_cases.scaled(row, (1, 256, 384, 512, 256, 3, 4), (1, 256, 4), (1, 3, 4), "float32", splits=4)
-    for row in host.GRAMS:
-        for result, factors, splits in [(row["operands"], (2.0, 0.5), 1), ("float32", (2.0, 0.0), 1), ("float32", (1.0, 0.0), 2)]:
-            yield cuda_cases.gram(row, 3, 256, 512, result, factors, splits)
+    for name, family in OWN.items():
+        for row in host.ROWS[name]:
+            yield from family.right(row)
     for row in host.CONVS + host.DEPTHWISE:
         case, problem, config = _convs(row)
         yield case
@@ -119,7 +121,7 @@ def test_targets():
     forms = [f"{family}{rank}d" for family in ("conv", "depthwise") for rank in (1, 2, 3)]
     names = {f"{form}_{role}" for form in forms for role in ("fprop", "dgrad", "wgrad", "bias_act")}
     names |= {f"{form}_{role}" for form in ("matmul", "pieces", "ragged") for role in ("nn", "nt", "tn")}
-    names |= {"linear", "scaled", "gram", "weight_only", "causal_conv1d", "causal_conv1d_backward"}
+    names |= {"linear", "scaled", *OWN, "weight_only", "causal_conv1d", "causal_conv1d_backward"}
     assert set(RIGHT) == names <= set(SCHEMA), "exported programs hold these names"
     assert set(_cuda_module.handlers()) == {f"jaxext_{name}_v1" for name in SCHEMA}
 
@@ -150,7 +152,7 @@ def kernel_of(case: Case) -> str:
         case "matmul" | "ragged" | "conv":
             return f"RoleE{ROLES[role_of(case.target)]}E"
         case other:
-            return {"pieces": "Pieces", "scaled": "Scaled", "gram": "Gram", "weight_only": "WeightOnly"}[other]
+            return other.title().replace("_", "")
 
 
 @pytest.mark.parametrize("target", RIGHT)
@@ -206,9 +208,10 @@ def refused(case: Case) -> str | None:
     """The module's reason for refusing the problem of a case, whatever its config and its arrays."""
     problem = {name: value for name, value in case.attributes.items() if name.isupper() or name in (*GEOMETRY, "bits")}
     dtypes = {name: DTYPES[dtype] for name, (dtype, _) in case.arrays.items()}
-    first, second, *_ = (dtypes[name] for name in (*case.operands, "x" if "x" in dtypes else "a"))
+    factors = (*(name for name in case.operands if name != "addend"), "x" if "x" in dtypes else "a")
+    first, second, *_ = (dtypes[name] for name in factors)
     further = dtypes.get("addend", dtypes["bias"] if case.family == "causal" else "")
-    given = (first, first if case.family == "gram" else second, dtypes[next(iter(case.results))], further)
+    given = (first, second, dtypes[next(iter(case.results))], further)
     return _cuda_module.refuses(case.target, dtypes=given, arch=90, **problem)
 
 
@@ -326,10 +329,6 @@ def attributes(**changes):
     return lambda case: dataclasses.replace(case, attributes={**case.attributes, **changes})
 
 
-def dtypes(**changes):
-    return lambda case: case.replacing({name: dict(dtype=dtype) for name, dtype in changes.items()})
-
-
 def factors(dtype: str, result: str | None = None):
     """Both factors have a dtype, and results and what is added to them another one."""
 
@@ -355,7 +354,6 @@ def beyond_tma(few, B):
 FAULTS: list[tuple[str, Any, str]] = [
     *(("matmul|pieces|scaled|linear", {name: 0}, f"{name}=0.*want 1 or more") for name in "BMNK"),
     *(("ragged", {name: 0}, f"{name}=0.*, want 1 or more") for name in "BPRMNKG"),
-    *(("gram", {name: 0}, f"{name}=0.*, want 1 or more") for name in "BMN"),
     ("matmul|linear", dict(M=132, N=132, K=132), "has 264 bytes, TMA wants a multiple of 16"),
     *(("matmul", {name: 2**31 - 8}, "2147483640") for name in "MN"),  # numbers of tiles are rounded up: in 32 bits that must not overflow
     *(("matmul", beyond_tma(few, B), "has 2.38 elements or more") for few in "NKM" for B in (1, 2**10)),
@@ -386,17 +384,12 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("ragged", dict(tile_m=0), "tile_m is 0, want 1 or more"),
     *(("ragged_(nn|nt)", attributes(tile_m=value), "visits has the shape") for value in (16, 2**62)),
     ("ragged", factors("bfloat16", "float32"), "bf16 times bf16 into fp32, want one dtype, bf16 or fp16"),
-    *(("scaled|gram", {name: 96}, "no kernel has") for name in ("tile_m", "tile_n", "tile_k", "cluster_m")),
-    *(("scaled|gram", parts(splits=value), f"splits is {value}, want 1 to 32") for value in (0, -1, 33, 2**40)),
+    *(("scaled", {name: 96}, "no kernel has") for name in ("tile_m", "tile_n", "tile_k", "cluster_m")),
+    *(("scaled", parts(splits=value), f"splits is {value}, want 1 to 32") for value in (0, -1, 33, 2**40)),
     ("scaled", dtypes(a="bfloat16"), "bf16 times fp8e4nv into bf16, want fp8e4nv times fp8e4nv or fp8e5"),
     ("scaled", dtypes(d="float16"), "into fp16, want"),
     ("scaled", dict(splits=2), "parts are bfloat16, want float32"),
-    ("gram", dtypes(addend="float32"), "addend is float32, want bfloat16"),
-    ("gram", dtypes(x="float32"), "x is fp32, want bf16 or fp16"),
-    ("gram", dtypes(addend="float16", y="float16"), "the result is fp16, want bf16 or fp32"),
-    ("gram", parts(splits=5), "splits is 5, with 8 steps of the sum a part has none"),
-    ("gram", lambda case: dtypes(y="bfloat16")(parts()(case)), "parts are bfloat16, want float32"),
-    ("gram", lambda case: dtypes(addend="float32", y="float32")(case.having(splits=2)), "splits is 2 with an addend, want 1"),
+    *((name, *fault) for name, family in OWN.items() for fault in family.faults(parts)),
     ("conv", dict(C=12), "12 channels per group, TMA wants a multiple of 8"),
     ("conv", dict(K=12), "12 channels per group, TMA wants a multiple of 8"),
     ("conv.d_fprop", dict(C=0), "an operand is empty, want none"),

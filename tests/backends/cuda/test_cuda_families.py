@@ -2,30 +2,32 @@
 
 A family is a test file.  It has the module of jaxext (`FAMILY`), kernels as the compiled module lists them (`TABLE`), a small problem
 (`SMALL`) and its sizes (`SIZES`), and problems: refused ones with their reasons (`REFUSED`), taken ones (`TAKEN`), those with the config
-that is picked (`PICKS`), and of a depth the largest number of parts of a sum (`PARTS`).  Needs g++; no GPU.  The compiled module, where it
-is, answers as its sources do.
+that is picked (`PICKS`), and of a depth the largest number of parts of a sum (`PARTS`).  A family of one target, whose blocks stay, may
+have all that tests of calls and launches ask: `shapes` of its arrays, and cases, `right` ones, `some` large ones, one whose descriptors
+are `described`, and `faults`.  Those of other families are in these tests.  Needs g++; no GPU.  The compiled module, where it is, answers
+as its sources do.
 """
 
 import dataclasses
 import fnmatch
+import importlib
+import pathlib
 from typing import Any
 
+import cuda_cases
 import host_code
 import pytest
-import test_cuda_conv
-import test_cuda_gram
-import test_cuda_matmul
-import test_cuda_pieces
-import test_cuda_ragged
-import test_cuda_scaled
 
 from jaxext.backends.cuda import cuda_binding
 from jaxext.kernels.geometry import MOST_POSITIONS
 
-PRODUCTS: dict[str, Any] = dict(
-    matmul=test_cuda_matmul, pieces=test_cuda_pieces, ragged=test_cuda_ragged, scaled=test_cuda_scaled, gram=test_cuda_gram
-)
-FAMILIES: dict[str, Any] = PRODUCTS | dict(conv=test_cuda_conv)
+FAMILIES: dict[str, Any] = {
+    name: importlib.import_module(f"test_cuda_{name}")
+    for name in sorted(cuda_cases.FAMILIES)
+    if pathlib.Path(__file__).with_name(f"test_cuda_{name}.py").exists()
+}
+OWN = {name: family for name, family in FAMILIES.items() if hasattr(family, "shapes")}
+PRODUCTS = {name: family for name, family in FAMILIES.items() if hasattr(family, "SIZES")}  # all but convolutions
 
 
 def each_row(table):
@@ -96,7 +98,7 @@ def test_picks(family, problem, want):
     for name, value in want.items():
         assert getattr(config, name) in (value if isinstance(value, range) else [value]), name
     clocks = [module.clocks(problem, other) for other in module.candidates(problem, family.TABLE)]
-    assert family is test_cuda_conv or clocks == sorted(clocks), "of convolutions tiles of which half is empty are last"
+    assert family not in PRODUCTS.values() or clocks == sorted(clocks), "of convolutions tiles of which half is empty are last"
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if hasattr(family, "PARTS")])

@@ -14,8 +14,10 @@ import cuda_launches as host
 import pytest
 import simt_weight_only
 import test_causal_kernel
+import test_cuda_gram
 from cuda_cases import BYTES, INTERNAL, INVALID, OK, SLOTS, Case
 from cuda_launches import ELEMENTS, LIBRARY, STREAM, SWIZZLE, ask, load, prepared, runtime
+from test_cuda_families import OWN
 
 from jaxext import _cuda_build, _cuda_module
 from jaxext.backends.fields import DTYPES
@@ -77,16 +79,6 @@ def some_scaleds(row, count):
     yield cuda_cases.scaled(row, (9, 2**16 + 3, 2**16, 2**16, 1, 2**9, 2**9), (1, 1, 1), (9, 2**9, 2**9))
 
 
-def some_grams(row, count):
-    """Yield random cases, then one of far more than 2^31 elements."""
-    pick = random.Random(str(row))
-    sizes = [(pick.choice([1, 3]), 8 * pick.randint(1, 200), 8 * pick.randint(1, 90)) for _ in range(count)]
-    for B, M, N in [*sizes, (9, 2**16 + 8, 2**17)]:
-        factors = pick.choice([(1.0, 0.0), (2.0, 0.0), (0.5, 3.0)])
-        splits = pick.choice([1, 2]) if not factors[1] and N > 64 else 1
-        yield cuda_cases.gram(row, B, M, N, "float32" if splits > 1 else pick.choice([row["operands"], "float32"]), factors, splits)
-
-
 def some_convs(row, count):
     """Return random cases of a kernel of dense or of depthwise convolutions."""
     pick, depthwise, found = random.Random(str(row)), "tile_m" not in row, []
@@ -137,7 +129,7 @@ SOME = {
     "pieces": (some_matmuls, host.PIECES, 8),
     "ragged": (some_raggeds, host.RAGGEDS, 8),
     "scaled": (some_scaleds, host.SCALEDS, 8),
-    "gram": (some_grams, host.GRAMS, 8),
+    **{name: (family.some, host.ROWS[name], 8) for name, family in OWN.items()},
     "conv": (some_convs, host.CONVS, 4),
     "depthwise": (some_convs, host.DEPTHWISE, 4),
     "causal": (some_causals, host.CAUSALS, 4),
@@ -167,7 +159,7 @@ def check_launch(launch, multiprocessors, case):
     assert launch["shared"] <= max(48 << 10, launch["allowed"]), "more shared memory than was asked for on this device"
     if case.family == "matmul":
         assert math.prod(grid) <= multiprocessors, "blocks stay, one on each multiprocessor of the device at most"
-    if case.family in ("ragged", "scaled", "gram"):
+    if case.family in ("ragged", "scaled", *OWN):
         assert math.prod(grid) * launch["shared"] <= multiprocessors * SHARED_MEMORY[90], "blocks stay, as many as there is memory for"
 
 
@@ -234,9 +226,10 @@ def described_cases():
         yield of_row(row, cuda_cases.pieces(row, B, M - 1, N, K), boxes=[[32], [32]], grid=[B * tiles, 1, 1])
     yield from (of_row(row, cuda_cases.ragged(row, 2, 3, 5, M - 1, N, K, 7)) for row in host.RAGGEDS)
     yield from (of_row(row, cuda_cases.scaled(row, (B, M, N, K, 1, 1, 1), (1, 1, 1), (1, 1, 1))) for row in host.SCALEDS)
-    for row in host.GRAMS:  # both blocks of a cluster load some of the columns' rows
-        boxes = [[64, row["tile_m"], 1], [64, row["tile_n"] // 2, 1]]
-        yield of_row(row, cuda_cases.gram(row, B, M - 1, N, row["operands"]), boxes=boxes, cluster=[2, 1, 1])
+    for name, family in OWN.items():
+        for row in host.ROWS[name]:
+            case, known = family.described(row, B, M - 1, N)
+            yield of_row(row, case, **known)
     for row in host.WIDE_WEIGHT_ONLYS:
         problem = simt_weight_only.a_problem(M, N, K, 9, row["bits"], DTYPES[row["operands"]], B=B)
         config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"])
@@ -246,7 +239,8 @@ def described_cases():
 @pytest.mark.parametrize(("case", "known"), [*described_cases()])
 def test_descriptors_are_the_arrays(case, known):
     """Neighbours, rows or columns, and all matrices, each with its stride: of both factors, of all but the bias if there is an epilogue."""
-    names = {"matmul": [name for name in case.arrays if name != "bias"], "gram": ["x", "x"]}.get(case.family, [*case.operands][:2])
+    others = known.get("loaded", [*case.operands][:2])
+    names = [name for name in case.arrays if name != "bias"] if case.family == "matmul" else others
     status, (*descriptors, launch) = ask(case)
     assert status == OK
     want = []
@@ -257,7 +251,7 @@ def test_descriptors_are_the_arrays(case, known):
     assert sorted((entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors) == sorted(want)
     for entry, box in zip(descriptors, known.get("boxes", [[]] * len(names)), strict=True):
         assert entry["box"][: len(box)] == box
-    assert {name: value for name, value in known.items() if name != "boxes"}.items() <= launch.items()
+    assert {name: value for name, value in known.items() if name not in ("boxes", "loaded")}.items() <= launch.items()
 
 
 @pytest.mark.parametrize("row", host.GRAMS, ids=id_of)
@@ -265,7 +259,7 @@ def test_half_of_the_tiles_are_launched(row):
     """The device has enough multiprocessors for all blocks."""
     rows = 2 * row["tile_m"]
     for count in (1, 2, 3):
-        status, (*_, launch) = ask(cuda_cases.gram(row, 1, count * rows, 64, row["operands"]))
+        status, (*_, launch) = ask(test_cuda_gram.case(row, 1, count * rows, 64, row["operands"]))
         wide = [-(-(i + 1) * rows // row["tile_n"]) for i in range(count)]
         assert status == OK and launch["grid"] == [2, sum(wide), 1]
 

@@ -17,7 +17,7 @@ from cuda_cases import LONG, SLOTS
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lowered import channels_last, moved, operations, squares, struct
-from test_cuda_families import FAMILIES
+from test_cuda_families import FAMILIES, OWN
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
@@ -32,7 +32,7 @@ TABLES = {  # as the compiled module lists them
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
     """The stand-in, and a program for Hopper."""
-    takes = {"scaled": {"fp8e4nv", "fp8e5"}, "gram": {"bf16"}}
+    takes = {"scaled": {"fp8e4nv", "fp8e5"}} | {name: {row["operands"] for row in family.TABLE} for name, family in OWN.items()}
 
     def refuses(target, *, dtypes, **asked):
         return None if target not in takes or {*dtypes[:2]} <= takes[target] else "says the stand-in"
@@ -123,14 +123,9 @@ def ragged(x, w, sizes):
     return gradients(lambda x, w: jaxext.ragged_dot(x, w, sizes))(x, w)
 
 
-def muon(x):
-    return jaxext.newton_schulz(x, steps=1)
-
-
 floats = functools.partial(struct, dtype=jnp.float32)
 SEQUENCE, STATE, SEQ_IDX = (struct(2, 4000, 16), struct(4, 16), struct(16)), floats(2, 3, 16), struct(2, 4000, dtype=jnp.int32)
 GROUPS = struct(300, 256), struct(6, 256, 512), struct(6, dtype=jnp.int32)
-WIDE = struct(512, 2048), struct(3, 512, 2048)
 CALLS = {  # a function and its operands
     "matmul": (jaxext.matmul, (struct(128, 256), struct(256, 512))),
     "pieces": (pieces, (floats(128, 256), floats(256, 512))),
@@ -162,11 +157,8 @@ def programs() -> Iterator[Any]:
     yield "ragged", ragged, GROUPS, dict(ragged_nn=[x, w, visits, y], ragged_nt=[w, y, visits, x], ragged_tn=[x, y, (1, 1, 6, 2), w])
     for turned in (False, True):  # the last axis of the kernel's factors is contracted
         yield f"scaled {turned}", *scaled(turned), dict(scaled=[(1, 256, 512), (1, 384, 512), (1, 256, 4), (1, 3, 4), (1, 256, 384)])
-    for x, B, splits in zip(WIDE, (1, 3), (4, 1), strict=True):  # one matrix has parts, so that all multiprocessors work
-        factor, square = (B, 512, 2048), (B, 512, 512)
-        yield f"gram {B}", jaxext.gram, [x], dict(gram=[factor, square, dict(splits=splits)])
-        first, again = [factor, square, dict(scale=1, of_addend=0)], [square, square, square, dict(scale=2.0315, of_addend=-4.775)]
-        yield f"muon {B}", muon, [x], {"gram": first, "gram again": again, "linear": [square, factor, factor, factor]}
+    for family in OWN.values():
+        yield from family.programs()
     for name, (form, function, *added) in FUSED.items():  # bias, residual, and what the backward pass needs of the sum
         x, w, y = SHAPES[form].values()
         want = [x, w, (1, *(y[2:] if name == "linear" else y[-2:])), y, y]
@@ -335,7 +327,6 @@ def eight_bits(*dtypes):
 def choices() -> Iterator[Any]:
     """Calls by name, and the reason for which `cuda` is not chosen, or None."""
     e4m3, e5m2, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16
-    gram = lambda rows, dtype=bf16: (jaxext.gram, struct(rows, rows, dtype=dtype))
     fused = lambda **added: (
         lambda x, w, *more: jaxext.linear(x, w, **dict(zip(added, more, strict=True))),
         *CALLS["matmul"][1],
@@ -347,8 +338,8 @@ def choices() -> Iterator[Any]:
     yield "a wide cotangent", [eight_bits(bf16, e4m3)], "says the stand-in"
     yield "scaled, too small to transpose", [(scaled(False)[0], *scaled(False)[1])], AS_FAST["16 bits"]
     yield "scaled", [(scaled(True)[0], *scaled(True)[1])], None
-    yield "gram", [gram(4096), gram(8192)], None
-    yield "gram of float32", [gram(rows, jnp.float32) for rows in (8, 1024, 4096, 8192)], "says the stand-in"
+    for family in OWN.values():
+        yield from family.choices("says the stand-in")
     yield "another bias", [fused(bias=struct(512, dtype=jnp.int8))], "bias is i8, want fp32, bf16 or fp16"
     yield "another residual", [fused(residual=struct(128, 512, dtype=jnp.float16))], "residual is fp16, want bf16, as the result"
     yield "gate", [gated], "a gated epilogue, want one without a gate"
@@ -374,11 +365,9 @@ def test_a_kernel_is_preferred_where_it_is_expected_to_take_less_time(name):
         assert (row.chosen == "cuda", row.refused.get("cuda")) == (reason is None, reason), operands
 
 
-def test_others_are_preferred():
-    """Triton's for ragged products, and XLA's for a gram of few tiles."""
+def test_triton_is_preferred_for_ragged_products():
     row = explained(jaxext.ragged_dot, *GROUPS)
     assert (row.chosen, row.refused["cuda"]) == ("triton", PREFERRED)
-    assert [explained(jaxext.gram, struct(rows, rows)).chosen for rows in (8, 1024)] == ["xla"] * 2
 
 
 def test_weight_only_products_on_older_gpus():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from typing import Any
@@ -12,7 +13,9 @@ pytest.importorskip("triton", reason="no Triton here")
 
 # ruff: noqa: E402
 from jaxext.benchmarks import compiled
-from jaxext.kernels import conv, gram, ragged, scaled
+from jaxext.benchmarks.kinds import Own
+from jaxext.benchmarks.problems import COMPILED
+from jaxext.kernels import conv, ragged, scaled
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.geometry import ConvProblem
 
@@ -21,14 +24,13 @@ pytestmark = [
     pytest.mark.usefixtures("empty_cache"),
 ]
 
-POLYNOMIAL = dict(scale=2.0315, of_addend=-4.775)
-GRAMS: dict[str, tuple[int, int, str, dict[str, Any]]] = {  # rows, depth, dtypes, what is added
-    "gram, bf16": (4096, 4096, "bf16", {}),
-    "gram, bf16, of few rows": (768, 3072, "bf16", {}),
-    "gram, bf16, a polynomial": (4096, 4096, "bf16", dict(addend="bf16", **POLYNOMIAL)),
-    "gram, TF32": (4096, 4096, "fp32", {}),
-    "gram, TF32, a polynomial": (4096, 4096, "fp32", dict(addend="fp32", **POLYNOMIAL)),
-    "gram, odd sizes": (1001, 999, "bf16", {}),
+# Those of jaxext's own operations, but for exact float32, which tensor cores do not multiply.
+OWN: dict[str, tuple[Any, str, str]] = {
+    f"{case.name}, {numbers}": (case, case.products[0], numbers)
+    for case in COMPILED
+    if case.kernel != "causal" and isinstance(case, Own)  # which multiplies no tiles
+    for numbers in case.numbers
+    if numbers != "ieee"
 }
 WIDE, FEW = (4096, 4096, 4096), (16, 4096, 4096)  # M, K, N
 FP8, INT8 = ("fp8e4nv", "fp8e4nv", "bf16"), ("bf16", "i8", "bf16")
@@ -53,21 +55,20 @@ EPILOGUES = {
 RAGGED = {f"{name}, {role}": (name, role, None) for name in EXPERTS for role in ("nn", "nt", "tn")}
 RAGGED |= {f"{name}, {epilogue}": (name, "nn", EPILOGUES[epilogue]) for name in EXPERTS for epilogue in EPILOGUES}
 QUICK = {
-    ("gram, bf16", 80),
-    ("gram, TF32", 100),
     ("fp8, squares of 128", 90),
     ("packed int4 in groups, few rows", 80),
     ("int8 by int8", 100),
 }
+QUICK |= {(next(iter(OWN)), 80), (next(name for name in OWN if name.endswith("tf32")), 100)}
 QUICK |= {(name, 90) for name in RAGGED if name.startswith("DeepSeek-V3")}
 
 
 def a_problem(name, arch):
     """The kernel, and its problem."""
     common: Any = dict(B=1, precision="tf32", arch=arch)
-    if name in GRAMS:
-        rows, depth, dtype, added = GRAMS[name]
-        return gram, gram.Problem(name="gram", role="nt", M=rows, K=rows, N=depth, dtypes=(dtype,) * 3, **common, **added)
+    if name in OWN:
+        case, role, numbers = OWN[name]
+        return importlib.import_module(f"jaxext.kernels.{case.kernel}"), case.problem(role, numbers, arch)
     if name in SCALED:
         role, slots, blocks, sizes, dtypes = SCALED[name]
         common |= dict(zip("ISJMKN", blocks + sizes, strict=True))
@@ -82,7 +83,7 @@ def a_problem(name, arch):
     ("name", "arch"),
     [
         pytest.param(*key, marks=() if key in QUICK else pytest.mark.slow)
-        for key in itertools.product([*GRAMS, *SCALED, *RAGGED], compiled.ARCHS)
+        for key in itertools.product([*OWN, *SCALED, *RAGGED], compiled.ARCHS)
     ],
 )
 def test_picks_are_well_compiled(name, arch):

@@ -1,0 +1,73 @@
+"""The products of scaled numbers for which Triton kernels are compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .kinds import NN, NT, TN
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """The dtypes of x, w and y, which slots have scales, and how many rows, of x, a scale of theirs is for; likewise of the depth, and of
+    w's columns.  None is all."""
+
+    dtypes: tuple[str, str, str]
+    scaled: tuple[str, ...]
+    blocks: tuple[int | None, int | None, int | None]
+    packed: bool = False
+
+
+# Of `benchmarks.quantized`; 8-bit floats in squares are those of DeepSeek-V3.
+FORMATS = {
+    "fp8 rows": Format(("fp8e4nv", "fp8e4nv", "bf16"), ("x", "w"), (1, None, 1)),
+    "fp8 squares": Format(("fp8e4nv", "fp8e4nv", "bf16"), ("x", "w"), (1, 128, 128)),
+    "int8 both": Format(("i8", "i8", "bf16"), ("x", "w"), (1, None, 1)),
+    "int8": Format(("bf16", "i8", "bf16"), ("w",), (None, None, 1)),
+    "int4": Format(("bf16", "i8", "bf16"), ("w",), (None, 128, 1), packed=True),
+    "int4 fine": Format(("bf16", "i8", "bf16"), ("w",), (None, 16, 1), packed=True),
+    "fp32 int8": Format(("fp32", "i8", "fp32"), ("w",), (None, 128, 1)),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """A product of scaled numbers, x[M,K] w[K,N]."""
+
+    name: str
+    M: int
+    K: int
+    N: int
+    tags: tuple[str, ...] = ()
+    numbers: tuple[str, ...]
+    kernel: str = "scaled"
+    products: tuple[str, ...] = (NN, NT)
+
+    def problem(self, role: str, numbers: str, arch: int) -> Any:
+        from jaxext.kernels import scaled  # needs Triton, as the compiler does; the command line lists the kernels without it
+
+        format = FORMATS[numbers]
+        x, w, y = format.dtypes
+        counts = (size // (size if block is None else block) for size, block in zip((self.M, self.K, self.N), format.blocks, strict=True))
+        return scaled.Problem(
+            name=f"scaled_dot_{''.join(format.scaled)}_{role}",
+            role=role,
+            B=1,
+            **{label: getattr(self, label) for label in "MKN"},
+            **dict[str, Any](zip("ISJ", counts, strict=True)),
+            dtypes={NN: (x, w, y), NT: (w, y, y), TN: (x, y, y)}[role],
+            scaled=format.scaled,
+            packed=format.packed,
+            precision="tf32",
+            arch=arch,
+        )
+
+
+COMPILED = (
+    Scaled(name="scaled 4096 cubed", M=4096, K=4096, N=4096, tags=("sweep",), numbers=("fp8 rows", "fp8 squares", "int4")),
+    Scaled(name="scaled 4096 cubed in fp8, for w", M=4096, K=4096, N=4096, numbers=("fp8 rows", "fp8 squares"), products=(TN,)),
+    Scaled(name="scaled 4096 cubed by other means", M=4096, K=4096, N=4096, numbers=("int8 both", "int8", "int4 fine", "fp32 int8")),
+    Scaled(name="scaled llama 8B up, 16 rows", M=16, K=4096, N=14336, numbers=("int8", "int4", "fp8 rows"), products=(NN,)),
+    Scaled(name="scaled odd sizes", M=4095, K=4096, N=510, numbers=("fp8 rows", "int8", "int4")),
+)
