@@ -21,10 +21,15 @@ class XlaDefinition(Definition):
 
 
 def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
-    """`lax.dot_general` with a result of any dtype.  lax cannot return a narrower or a real dtype: then its result is converted."""
-    natural = jax.eval_shape(lambda a, b: lax.dot_general(a, b, dims, precision=precision), lhs, rhs).dtype
-    preferred = dtype if dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype) else natural
+    """`lax.dot_general` with a result of any dtype."""
+    preferred = preferred_dtype(lhs, rhs, dims, precision, dtype)
     return convert(lax.dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred), dtype)
+
+
+def preferred_dtype(lhs, rhs, dims, precision, dtype) -> jnp.dtype:
+    """The dtype, or lax's own for a product, where lax cannot return this one, which is narrower or real: then its result is converted."""
+    natural = jax.eval_shape(lambda a, b: lax.dot_general(a, b, dims, precision=precision), lhs, rhs).dtype
+    return dtype if dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype) else natural
 
 
 def unfused(y: jax.Array, lhs, rhs, dims, platform: str) -> jax.Array:

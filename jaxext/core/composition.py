@@ -20,7 +20,8 @@ from jaxext.tables import active
 def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
     """The result of a call, or a tuple of several, by the composition, on one device.
 
-    Its products are computed by the implementation that is `named`, and their partial sums are added over devices by `summed`.
+    Its products are computed by the implementation that is `named`, and their partial sums are added over devices by `summed`.  On GPUs
+    they are no wider than the result: XLA writes a product to memory before what follows it, which takes the time there.
     """
     all_axes = {axis for axes in call.axes.values() for axis in axes}
 
@@ -35,7 +36,8 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
         contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
         return summed(y, all_axes - contracted)
 
-    results = _results(call, product, operands, narrow=call.platform != "cpu" and summed is None)
+    narrow = call.platform != "cpu" and summed is None
+    results = call.operation.composition(call.operation, product, operands, _static(call), narrow=narrow)
     return tuple(results[name] for name in call.results) if call.further else results[call.open]
 
 
@@ -61,7 +63,8 @@ class Composition(Definition):
 
         operands = {name: jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.dtypes.items()}
         with replacing_lax(False):
-            jax.eval_shape(lambda operands: _results(call, product, operands, narrow=call.platform != "cpu"), operands)
+            narrow = call.platform != "cpu"
+            jax.eval_shape(lambda xs: call.operation.composition(call.operation, product, xs, _static(call), narrow=narrow), operands)
         return f"{config.algorithm} of {', '.join(dict.fromkeys(parts))}"
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]):
@@ -79,10 +82,8 @@ def _inner_call(call: Call, form: Form, open: str, operands: Mapping[str, jax.Ar
     return form.call(open, avals, static=static, platform=call.platform, arch=call.arch, partitioner=call.partitioner)
 
 
-def _results(call: Call, product: Callable[..., jax.Array], operands: Mapping[str, jax.Array], *, narrow: bool) -> Mapping[str, jax.Array]:
-    """All results by name.  If `narrow`, products are no wider than the result: XLA writes a product to memory before what follows it,
-    which takes the time on GPUs."""
+def _static(call: Call) -> Static:
+    """The parameters of the composition, which has all results."""
     assert call.parameters is not None
     dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
-    static = call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None)
-    return call.operation.composition(call.operation, product, operands, static, narrow=narrow)
+    return call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None)

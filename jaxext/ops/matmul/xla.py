@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxext.backends.xla_products import XlaDefinition, is_complex, product, unfused
+from jaxext.backends.xla_products import XlaDefinition, convert, is_complex, preferred_dtype, unfused
 from jaxext.core.call import Call, symbolic_size
 from jaxext.core.form import dimension_numbers
 from jaxext.core.implementation import Algorithm
@@ -36,7 +36,8 @@ class XlaMatmul(XlaDefinition):
         if config.algorithm == "real_products":
             y = real_products(x, w, dims, call.precision, call.dtype)
         else:
-            y = product(x, w, dims, call.precision, call.dtype)
+            preferred = preferred_dtype(x, w, dims, call.precision, call.dtype)
+            y = convert(lax.dot_general(x, w, dims, precision=call.precision, preferred_element_type=preferred), call.dtype)
         y = unfused(y, x, w, dims, call.platform)
         free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
         order = [*(axis for axis in left if axis in right and axis in result), *free]
