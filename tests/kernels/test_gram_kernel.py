@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,7 +59,7 @@ class GramCall(Call):
         super().judge(got, operands, exact, product_error)
 
 
-_ADDED = dict(addend="bf16", scale=2.0, of_addend=-4.5)
+_ADDED: dict[str, Any] = dict(addend="bf16", scale=2.0, of_addend=-4.5)
 IN_PTX = {  # for tests/ptx: a problem, and the configuration if it is not the one picked
     "16 bits": (a_problem(300, 72, ("bf16", "bf16")), {}),
     "tall tiles": (a_problem(300, 72, ("fp16", "fp16")), dict(tile_m=128, tile_n=64)),

@@ -201,7 +201,7 @@ def test_muon(capsys, tmp_path):
 def test_muon_notices_another_iteration(capsys, monkeypatch):
     pytest.importorskip("optax")
     whole = jaxext.newton_schulz
-    monkeypatch.setattr(jaxext, "newton_schulz", lambda x, **keywords: whole(x, 4, **keywords))
+    monkeypatch.setattr(jaxext, "newton_schulz", lambda x, **keywords: whole(x, steps=4, **keywords))
     with jax.numpy_dtype_promotion("standard"):
         assert muon.main(["--epochs", "1"]) == 1
     assert "The same losses as optax's: False" in capsys.readouterr().out

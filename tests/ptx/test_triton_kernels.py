@@ -277,10 +277,10 @@ def call_of_tests(name, arch):
 
 # Kernels whose tests in tests/kernels have the problems (`IN_PTX`), and of which architectures some are quick.
 OF_TESTS = {kernel: module for kernel, of in CALLS.items() if hasattr(module := sys.modules[of.__module__], "IN_PTX")}
-NAMES = [f"{kernel}: {name}" for kernel, module in OF_TESTS.items() for name in module.IN_PTX]
+IN_PTX = [f"{kernel}: {name}" for kernel, module in OF_TESTS.items() for name in module.IN_PTX]
 QUICK_OF_TESTS = {(f"{kernel}: {name}", arch) for kernel, module in OF_TESTS.items() for name, arch in module.QUICK_IN_PTX}
 
 
-@pytest.mark.parametrize("call", on_each(call_of_tests, NAMES, quick=QUICK_OF_TESTS))
+@pytest.mark.parametrize("call", on_each(call_of_tests, IN_PTX, quick=QUICK_OF_TESTS))
 def test_problems_of_the_kernels_own_tests(call):
     run(call)

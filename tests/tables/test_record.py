@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -174,7 +175,7 @@ def test_small_calls_are_left_to_xla(own):
     assert found.implementation == "xla" and found.refusals["triton"].endswith("µs at least, and XLA fuses what takes less than 10")
 
 
-def least(fun, *arrays, implementation=TritonMatmul):
+def least(fun, *arrays, implementation: Any = TritonMatmul):
     """Seconds, by the model of an H100 or H200."""
     call, _ = choice(fun, *arrays)
     plan = implementation().planned(call)
