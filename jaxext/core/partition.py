@@ -312,7 +312,7 @@ def _split_by_types(local, names, platform, out_sharding, *args):
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     partitioner = Partitioner.XLA if any(n > 1 for n in automatic) else Partitioner.NOBODY
     specs = [_place(axes, assigned) for axes in names.results]
-    if all(0 in x.shape for x in args):  # XLA does not compile a shard_map whose operands are all empty
+    if any(0 in x.shape for x in args):  # XLA does not compile each shard_map with empty operands: that of jax 0.11 ends the process
         results = local(partitioner, None, _part({}, None), *(_reshard(x, mesh, P(*(None,) * x.ndim)) for x in args))
         results = tuple(_reshard(y, mesh, spec) for y, spec in zip(results, specs, strict=True))
     else:

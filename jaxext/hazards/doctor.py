@@ -284,8 +284,8 @@ def _named(step) -> tuple:
 def _finding(hazard: Hazard, product: Equation | Planned, where: Place, times: int) -> Finding:
     planned = isinstance(product, Planned)
     flops = product.flops if planned else 0
-    counted = f"{flops / 1e9:,.2f} GFLOP" if flops >= 1e8 else f"{flops / 1e6:.3g} MFLOP"
-    cost = [f"{counted}, computed by {product.by} in jaxext" if planned else "", hazard.cost(product)]
+    work = f"{flops / 1e9:,.2f} GFLOP" if flops >= 1e8 else f"{flops / 1e6:.3g} MFLOP"
+    cost = [f"{work}, computed by {product.by} in jaxext" if planned else "", hazard.cost(product)]
     return Finding(
         hazard=hazard.name,
         what=hazard.what,

@@ -52,7 +52,7 @@ class Hazard:
         return versions + (", as reported" if not self.seen else "" if platform == "cpu" else ", on CPUs")
 
 
-def test_conv(holds: Callable[[Conv, Equation], bool]) -> Callable[[Equation], bool]:
+def is_conv(holds: Callable[[Conv, Equation], bool]) -> Callable[[Equation], bool]:
     """A predicate on lax's convolutions."""
     return lambda equation: equation.conv is not None and holds(equation.conv, equation)
 
@@ -137,23 +137,23 @@ HIGHEST = "jax.default_matmul_precision('highest'), or precision='highest' in th
 # An equation of lax has all that hold.
 EQUATION_HAZARDS = (
     Hazard("all-reduce over a replicated axis", "wrong", page="lax-hazards.md#an-all-reduce-over-a-replicated-axis", cost=factor,
-        holds=test_conv(lambda conv, e: bool(conv.counted_again)),
+        holds=is_conv(lambda conv, e: bool(conv.counted_again)),
         why="If both operands of a convolution are sharded, along space for instance, XLA can add up partial results over all devices, "
             "also over a mesh axis that leaves the larger operand whole. Gradients of filters have it in data-parallel training."),
     Hazard("groups on all devices, transposed", "wrong", page="lax-hazards.md#groups-on-all-devices-transposed",
-        holds=test_conv(lambda conv, e: conv.misplaced),
+        holds=is_conv(lambda conv, e: conv.misplaced),
         why="If each device has groups of its own, and the result has another order of dimensions than the input, such as NHWC after "
             "NCHW, XLA permutes the split of the result the wrong way round."),
     Hazard("pointwise groups split over devices", "wrong", page="lax-hazards.md#groups-of-a-pointwise-convolution-split-over-devices",
-        holds=test_conv(lambda conv, e: conv.groups > 1 and conv.mixes_groups),
+        holds=is_conv(lambda conv, e: conv.groups > 1 and conv.mixes_groups),
         why="If devices split the channels of a grouped convolution with a filter of one tap, as vmap makes it too, XLA multiplies other "
             "groups, or refuses its own program."),
     Hazard("pointwise depthwise convolution with split channels", "crash",
-        page="lax-hazards.md#a-pointwise-depthwise-convolution-with-split-channels", holds=test_conv(lambda conv, e: conv.frees_twice),
+        page="lax-hazards.md#a-pointwise-depthwise-convolution-with-split-channels", holds=is_conv(lambda conv, e: conv.frees_twice),
         why="If a mesh axis splits the channels of a depthwise convolution with a filter of one tap, and another neither input nor "
             "result, XLA ends the process."),
     Hazard("batch groups split over devices", "crash", page="lax-hazards.md#batch-groups-split-over-devices",
-        holds=test_conv(lambda conv, e: conv.batch_groups > 1 and conv.mixes_groups),
+        holds=is_conv(lambda conv, e: conv.batch_groups > 1 and conv.mixes_groups),
         why="If the channels of the result are split into more parts than there are batch groups, XLA ends the process. With a filter of "
             "one tap the numbers are wrong instead, also for a batch in more parts."),
     Hazard("batch of products split otherwise", "wrong", page="lax-hazards.md#a-batch-of-products-whose-result-is-split-otherwise",
@@ -161,11 +161,11 @@ EQUATION_HAZARDS = (
         why="If the batch of a matrix product is split over one mesh axis, the sum over another of another size, and the result's batch "
             "is asked over the second, with its rows or columns over the first, XLA multiplies other matrices."),
     Hazard("cropped and padded", "wrong", platforms=CPU, fixed=(0, 12), page="lax-hazards.md#cropped-and-padded-on-one-axis",
-        holds=test_conv(lambda conv, e: by_eigen(conv, e) and any(low < 0 < high and left > 0 for low, high, left in conv.crops())),
+        holds=is_conv(lambda conv, e: by_eigen(conv, e) and any(low < 0 < high and left > 0 for low, high, left in conv.crops())),
         why="If the beginning of an axis is cropped (negative padding, as gradients have it) and its end is padded, XLA's CPU "
             "convolution can read beyond the row and the array."),
     Hazard("crop that leaves nothing", "crash", platforms=CPU, page="lax-hazards.md#a-crop-that-leaves-nothing",
-        holds=test_conv(lambda conv, e: leaves_nothing(conv)),
+        holds=is_conv(lambda conv, e: leaves_nothing(conv)),
         why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array and can end the "
             "process."),
     Hazard("product with one number, reduced", "wrong", platforms=CPU,
@@ -180,25 +180,25 @@ EQUATION_HAZARDS = (
             "vector, and the product is reduced in the same jit, XLA's CPU backend makes one kernel of all, which is wrong for the rows "
             "after."),
     Hazard("integer convolution on a GPU", "crash", platforms=GPUS, page="doctor.md#integer-convolutions-on-gpus",
-        holds=test_conv(lambda conv, e: e.integers and not (e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8)),
+        holds=is_conv(lambda conv, e: e.integers and not (e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8)),
         why="XLA's GPU compiler refuses convolutions of integers, except those of int8 into int8."),
     Hazard("int8 convolution that saturates", "wrong", platforms=GPUS, page="doctor.md#integer-convolutions-on-gpus",
-        holds=test_conv(lambda conv, e: e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8),
+        holds=is_conv(lambda conv, e: e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8),
         why="On GPUs cuDNN saturates the sums of int8 convolutions, which wrap around elsewhere; with groups it returns a wrong channel."),
     Hazard("bfloat16 conv1d with stride and dilation", "crash", platforms=("cuda",),
         page="doctor.md#bfloat16-convolutions-along-one-axis",
-        holds=test_conv(lambda conv, e: jnp.bfloat16 in e.dtypes and len(conv.input) == 1 and conv.strides[0] > 1 < conv.rhs_dilation[0]),
+        holds=is_conv(lambda conv, e: jnp.bfloat16 in e.dtypes and len(conv.input) == 1 and conv.strides[0] > 1 < conv.rhs_dilation[0]),
         cure="jaxext's operation with implementation='triton', or float32",
         why="On GPUs a convolution along one axis in bfloat16 that is strided and dilated ends with an error of CUDA."),
     Hazard("batch of grouped convolutions", "slow", page="lax-hazards.md#a-batch-of-grouped-convolutions", cost=gathered,
-        holds=test_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("batch", "space")),
+        holds=is_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("batch", "space")),
         why="XLA gathers the input of a convolution with groups of several channels on every device, and convolves all of it there."),
     Hazard("groups split over devices", "slow", page="lax-hazards.md#vmap-over-a-split-axis", cost=gathered,
-        holds=test_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("channels") and not conv.split("batch", "space")),
+        holds=is_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("channels") and not conv.split("batch", "space")),
         why="vmap over images and filters makes a grouped convolution. If devices split the mapped axis, or the groups, XLA gathers "
             "them."),
     Hazard("convolution in a loop", "slow", platforms=CPU, page="lax-hazards.md#convolutions-in-a-loop",
-        holds=test_conv(lambda conv, e: e.in_loop and by_eigen(conv, e) and not conv.in_own_layout),
+        holds=is_conv(lambda conv, e: e.in_loop and by_eigen(conv, e) and not conv.in_own_layout),
         why="XLA's CPU compiler gives convolutions the layout of its fast code only outside of loops, such as lax.scan and "
             "lax.while_loop."),
     Hazard("float32 multiplied as TF32", "note", platforms=("cuda",), page="doctor.md#float32-with-the-default-precision",

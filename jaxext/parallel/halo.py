@@ -227,11 +227,12 @@ def edge(x: jax.Array, axis: int, name: Hashable, rows: int, *, before: bool) ->
 
     A device that holds fewer sends them further, by one `ppermute` for each distance.
     """
-    n, held, received = lax.axis_size(name), x.shape[axis], [lax.slice_in_dim(x, 0, 0, axis=axis)]
+    n, held, received = lax.axis_size(name), x.shape[axis], []
     for hops, take in enumerate(senders(rows, held, n), 1):
         begin = held - take if before else 0
         pairs = [(i, i + hops) if before else (i + hops, i) for i in range(n - hops)]
         received.append(lax.ppermute(lax.slice_in_dim(x, begin, begin + take, axis=axis), name, pairs))
+    received = received or [lax.slice_in_dim(x, 0, 0, axis=axis)]  # beside others, jax 0.11 ends the process where nothing is jitted
     found = lax.concatenate(received[::-1] if before else received, axis)
     missing = rows - found.shape[axis]
     ends = (missing, 0, 0) if before else (0, missing, 0)

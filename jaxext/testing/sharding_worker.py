@@ -17,11 +17,10 @@ import pathlib
 import pickle
 import signal
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent import futures
+from multiprocessing.connection import wait
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -381,7 +380,7 @@ def _format_error(error: Exception) -> str:
 
 def serve(connection: Any, output: str) -> None:
     """Answer requests until the connection ends.  `output` is the file for what XLA prints."""
-    file = os.open(output, os.O_WRONLY)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
     known = functools.lru_cache(8)(lambda pickled: Known(pickle.loads(pickled)))
@@ -409,55 +408,72 @@ class Workers:
     """Processes with simulated devices.  One that dies or hangs is replaced, and its job gets the outcome "abort" or "hang"."""
 
     def __init__(self, number: int, devices: int, limit: float):
-        self._number, self._limit = number, limit
-        self._variables = dict(XLA_FLAGS=FLAGS.format(devices), JAX_PLATFORMS="cpu", JAX_ENABLE_X64="0", TF_CPP_MIN_LOG_LEVEL="2")
+        self._number, self._devices, self._limit = number, devices, limit
         self._folder = tempfile.TemporaryDirectory(prefix="shardings-")
         self._idle: list[tuple] = []
-        self._starting = threading.Lock()  # since it sets the variables of this process
+        self._count = 0
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_) -> None:
-        while self._idle:
-            self._end(self._idle.pop())
+        for worker in self._idle:
+            self._end(worker)
+        self._idle = []
         self._folder.cleanup()
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Any]]:
         """Each job with its outcome, in the order in which they end."""
-        with futures.ThreadPoolExecutor(self._number) as threads:
-            try:
-                submitted = {threads.submit(self.one, job): job for job in jobs}
-                for future in futures.as_completed(submitted):
-                    yield submitted[future], future.result()
-            finally:
-                threads.shutdown(wait=False, cancel_futures=True)
+        jobs = iter(jobs)
+        busy: dict[Any, tuple] = {}
+        try:
+            while True:
+                while len(busy) < self._number and (job := next(jobs, None)) is not None:
+                    worker = self._idle.pop() if self._idle else self._start()
+                    try:
+                        worker[0].send(job)
+                    except OSError:  # it ended while it was idle
+                        self._end(worker)
+                        worker = self._start()
+                        worker[0].send(job)
+                    busy[worker[0]] = worker, job, time.monotonic() + self._limit
+                if not busy:
+                    return
+                ready: list[Any] = wait(list(busy), max(0.0, min(deadline for *_, deadline in busy.values()) - time.monotonic()))
+                for connection in ready or [c for c, (*_, deadline) in busy.items() if deadline <= time.monotonic()]:
+                    worker, job, _ = busy.pop(connection)
+                    if ready:
+                        try:
+                            outcome = connection.recv()
+                            self._idle.append(worker)
+                        except (EOFError, ConnectionError):
+                            outcome = "abort", self._end(worker)
+                    else:
+                        self._end(worker)
+                        outcome = "hang", f"no end after {self._limit:g} s"
+                    yield job, outcome
+        finally:
+            for worker, *_ in busy.values():
+                self._end(worker)
 
     def one(self, job: Job) -> Any:
-        """The outcome of a job."""
-        connection, *_ = worker = self._idle.pop() if self._idle else self._start()
-        try:
-            connection.send(job)
-        except OSError:  # it ended while it was idle
-            self._end(worker)
-            return self.one(job)
-        if not connection.poll(self._limit):
-            self._end(worker)
-            return "hang", f"no end after {self._limit:g} s"
-        try:
-            outcome = connection.recv()
-        except (EOFError, ConnectionError):
-            return "abort", self._end(worker)
-        self._idle.append(worker)
-        return outcome
+        """Return the outcome of a job."""
+        return next(self.run([job]))[1]
 
     def _start(self) -> tuple:
+        context = multiprocessing.get_context("spawn")
         ours, theirs = multiprocessing.Pipe()
-        file, output = tempfile.mkstemp(dir=self._folder.name)
-        os.close(file)
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, output), daemon=True)
-        with self._starting, mock.patch.dict(os.environ, self._variables):
+        self._count += 1
+        output = os.path.join(self._folder.name, str(self._count))
+        process = context.Process(target=serve, args=(theirs, output), daemon=True)
+        variables = {"XLA_FLAGS": FLAGS.format(self._devices), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
             process.start()
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
         theirs.close()
         return ours, process, output
 
@@ -469,6 +485,6 @@ class Workers:
         process.join()
         connection.close()
         code = process.exitcode or 0
-        lines = pathlib.Path(output).read_text(errors="replace").splitlines()
+        lines = pathlib.Path(output).read_text(errors="replace").splitlines() if os.path.exists(output) else []
         why = next((line for line in lines if "Check failed" in line or "free()" in line or "F1" in line[:2]), lines[-1] if lines else "")
         return f"{signal.Signals(-code).name if code < 0 else f'status {code}'}: {why[:300]}"

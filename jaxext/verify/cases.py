@@ -1,9 +1,9 @@
 """The contacts, by which kernels meet a GPU for the first time, and their cases: each a product, an implementation and a config.
 
-The contacts are those of each operation's `cases.py`, sorted by its folder.  Every equation of a contact that is a product
-gives its `Call`, as for `explain`.  For each implementation that plans it there is a case with the picked config.  Of cases that differ in
-sizes alone, the first counts.  The first of each kind has one more with another tile, except in float16 and float32, whose kernels are
-those of bfloat16 with other instructions, unless it would run small tiles alone.
+The contacts are those of each operation's `cases.py`, in the order of jaxext's imports: what an operation is made of comes before it.
+Every equation of a contact that is a product gives its `Call`, as for `explain`.  For each implementation that plans it there is a case
+with the picked config.  Of cases that differ in sizes alone, the first counts.  The first of each kind has one more with another tile,
+except in float16 and float32, whose kernels are those of bfloat16 with other instructions, unless it would run small tiles alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,8 @@ from jaxext.tuning.explain import call_of
 from jaxext.tuning.walk import walk
 
 PLATFORM, IMPLEMENTATIONS = "cuda", ("triton", "cuda")  # where and by which kernels contacts are checked
-OPERATIONS = sorted(module.name for module in pkgutil.iter_modules(ops.__path__))
+_folders = [importlib.import_module(f"jaxext.ops.{module.name}").__name__ for module in pkgutil.iter_modules(ops.__path__)]
+OPERATIONS = [name.rpartition(".")[2] for name in sys.modules if name in _folders]
 ANOTHER = "another tile"
 _BOTH_TILES = ("bf16", "i8", "i4", "fp8")  # dtypes of kinds with a second tile
 _SMALL = 64 * 64  # elements of the largest tile that is small

@@ -76,10 +76,9 @@ def _matmul(name, given, x, w, *scales, preferred_element_type, out_sharding, im
         y = product(left, right, gradient_scale)
 
         def tangent(slot, dot, other):
-            if (
-                own := f"{slot}_scale"
-            ) in given:  # vmap may map it alone; then each example has a cotangent of its own.  XLA removes the one
-                dot = dot * jnp.where(scales[given.index(own)] > 0, jnp.ones((), dot.dtype), jnp.ones((), dot.dtype))
+            scale = f"{slot}_scale"
+            if scale in given:  # vmap may map it alone.  Then each example has a cotangent of its own, by a factor that XLA removes
+                dot = dot * jnp.where(scales[given.index(scale)] > 0, jnp.ones((), dot.dtype), jnp.ones((), dot.dtype))
             operands = dot, other.qvalue, other.scale, *([] if gradient_scale is None else [gradient_scale])
             params = dict(slot=slot, rows=x.ndim - 1, levels=(), out_sharding=sharding, **static)
             return tangent_p.bind(*_compat.align_varying(*operands), **params)
