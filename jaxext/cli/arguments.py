@@ -114,7 +114,7 @@ def function(name: str, arguments: Iterable) -> Callable:
     """Import `module:function`, and check that it accepts these arguments."""
     where, _, attributes = name.partition(":")
     if not all(part.isidentifier() for part in [*where.split("."), *attributes.split(".")]):
-        raise UsageError(f"{name!r} is no module:function, want such as {_from_path(where, attributes) or 'examples.digits:loss'}")
+        raise UsageError(f"{name!r} is no module:function, want such as {_from_path(where, attributes) or 'jaxext:matmul'}")
     try:
         found: Any = module(where)
     except UsageError as error:

@@ -317,7 +317,7 @@ def _calls():
         (["users_module"], "'users_module' is no module:function"),
         (["./users_module.py:raises"], "'./users_module.py:raises' is no module:function, want such as users_module:raises"),
         (["nets/users_module.py:raises"], "is no module:function, want such as nets.users_module:raises"),
-        (["/users_module.py:raises"], "is no module:function, want such as examples.digits:loss"),
+        (["/users_module.py:raises"], "is no module:function, want such as jaxext:matmul"),
         (["users_module.py:raises"], "; want a module, not its file: write users_module:raises"),
         (["users_module:raises"], "users_module:raises: missing a required argument: 'x'; give a SHAPE for each argument"),
         (["users_module:raises", "f32[]", "f32[]"], "users_module:raises: too many positional arguments"),
