@@ -6,7 +6,6 @@ import gc
 import math
 import os
 import tempfile
-import time
 from importlib.metadata import version
 
 # No table of this machine's user decides here.
@@ -82,12 +81,6 @@ def sampled(items, limit):
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
     return {item for each in functions.values() for item in each[:: math.ceil(len(each) / limit(each[0]))]}
-
-
-def pytest_runtest_setup(item):
-    """Skip tests after the end that .ci/run sets for the long tail, in seconds since the epoch."""
-    if time.time() > float(os.environ.get("JAXEXT_TESTS_UNTIL", "inf")):
-        pytest.skip("no time is left")
 
 
 @contextlib.contextmanager
