@@ -30,7 +30,7 @@ NAME = re.compile(r"^- [^\n]*<!-- (::: ([\w.]+)(?:(?!-->).)*?)\s*-->$", re.MULTI
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 
-# Benchmarks of one operation, or of some that are told in the rows, against jnp: benchmarks/results/NAME_cpu.json.
+# Benchmarks of one operation, or of several, which the rows name, against jnp: benchmarks/results/NAME_cpu.json.
 OWN = [path.stem.removesuffix("_cpu") for path in RESULTS.glob("*_cpu.json")]
 
 Found = Iterator[tuple[str, str, float]]  # row of the table, column, and how many times as long the other takes

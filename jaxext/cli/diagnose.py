@@ -36,7 +36,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def doctor(options) -> int:
-    """Names the hazards of lax's own products in a function: where they are wrong, crash or are slow, and the cure.  It is traced, not run.
+    """Names the hazards of lax's own products in a function: where they are wrong, crash or are slow, and the fix.  It is traced, not run.
 
     The exit status is 1 if something is wrong or crashes, and 0 if products are at most slow.  A SHAPE such as f32[64@data,32,32,3] is
     split over an axis of --mesh.

@@ -55,7 +55,7 @@ class Finding:
       since: the versions of jax that have it, and where that was seen.
       cost: what it costs, estimated.
       measured: milliseconds of lax's product and of jaxext's on this machine, if they were asked for.
-      cure: what to call instead.
+      fix: what to call instead.
       page: the address of its section of the documentation.
     """
 
@@ -70,7 +70,7 @@ class Finding:
     since: str
     cost: str
     measured: Measured | None
-    cure: str
+    fix: str
     page: str
 
 
@@ -112,7 +112,7 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
     first = findings[0]
     yield f"{first.what.upper()}: {first.hazard} ({first.since})"
     yield textwrap.fill(first.why, WIDTH, initial_indent="  ", subsequent_indent="  ")
-    yield f"  Use {first.cure}."
+    yield f"  Use {first.fix}."
     yield f"  See {first.page}"
     listed = findings if first.what != "note" else findings[:ALIKE]
     for each in listed:
@@ -298,7 +298,7 @@ def _finding(hazard: Hazard, product: Equation | Planned, where: Place, times: i
         since=hazard.since_on(product.platform),
         cost="; ".join(filter(None, cost)),
         measured=None,
-        cure=hazard.cure,
+        fix=hazard.fix,
         page=PAGES + hazard.page,
     )
 

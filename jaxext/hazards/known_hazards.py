@@ -28,7 +28,7 @@ class Hazard:
     _: dataclasses.KW_ONLY
     holds: Callable[[Any], bool]  # of an equation of lax, or, in PLANNED_HAZARDS, of a call that jaxext would not compute as lax does
     why: str | Mapping[str, str]  # one or two sentences; by platform if they differ
-    cure: str = IN_PLACE  # what to call instead
+    fix: str = IN_PLACE  # what to call instead
     page: str  # its section of the documentation
     platforms: tuple[str, ...] = PLATFORMS  # where it shows
     fixed: tuple[int, ...] | None = None  # the first version of jax without it; it shows from the oldest supported one on
@@ -170,7 +170,7 @@ EQUATION_HAZARDS = (
             "process."),
     Hazard("product with one number, reduced", "wrong", platforms=CPU,
         page="lax-hazards.md#a-product-with-one-number-everywhere-then-a-reduction", holds=lambda equation: equation.one_number_reduced,
-        cure="number * x.sum(-1, keepdims=True) in place of the product, or lax.reduce_precision(y, 8, 23) of a float32 product y",
+        fix="number * x.sum(-1, keepdims=True) in place of the product, or lax.reduce_precision(y, 8, 23) of a float32 product y",
         why="If the right factor of a matrix product, or the filter of a convolution, is one number everywhere, and the result of 4,096 "
             "elements or more is reduced in the same jit, XLA's CPU backend makes one kernel of all, whose numbers are wrong, infinite "
             "or NaN."),
@@ -188,7 +188,7 @@ EQUATION_HAZARDS = (
     Hazard("bfloat16 conv1d with stride and dilation", "crash", platforms=("cuda",),
         page="doctor.md#bfloat16-convolutions-along-one-axis",
         holds=is_conv(lambda conv, e: jnp.bfloat16 in e.dtypes and len(conv.input) == 1 and conv.strides[0] > 1 < conv.rhs_dilation[0]),
-        cure="jaxext's operation with implementation='triton', or float32",
+        fix="jaxext's operation with implementation='triton', or float32",
         why="On GPUs a convolution along one axis in bfloat16 that is strided and dilated ends with an error of CUDA."),
     Hazard("batch of grouped convolutions", "slow", page="lax-hazards.md#a-batch-of-grouped-convolutions", cost=gathered,
         holds=is_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("batch", "space")),
@@ -202,11 +202,11 @@ EQUATION_HAZARDS = (
         why="XLA's CPU compiler gives convolutions the layout of its fast code only outside of loops, such as lax.scan and "
             "lax.while_loop."),
     Hazard("float32 multiplied as TF32", "note", platforms=("cuda",), page="doctor.md#float32-with-the-default-precision",
-        holds=float32_at_most(lax.Precision.HIGH), cure=HIGHEST,
+        holds=float32_at_most(lax.Precision.HIGH), fix=HIGHEST,
         why="With the precision 'default' or 'high', products of float32 on GPUs since Ampere round their operands to TF32: 11 bits of "
             "24."),
     Hazard("float32 multiplied as bfloat16", "note", platforms=("tpu",), page="doctor.md#float32-with-the-default-precision",
-        holds=float32_at_most(lax.Precision.DEFAULT), cure=HIGHEST,
+        holds=float32_at_most(lax.Precision.DEFAULT), fix=HIGHEST,
         why="With the default precision, products of float32 on TPUs round their operands to bfloat16: 8 bits of 24."),
 )  # fmt: skip
 # A product that jaxext would not compute as lax does has the first that holds.

@@ -183,7 +183,7 @@ def _read(used, platform: str) -> Table:
     return dataclasses.replace(select([*shipped, *own], here, path), ignored=why or select(own, here, path).ignored)
 
 
-def agree(role: str, table: Table | Record, what: str = "tables of measurements", cure: str = ", or use_table(None)") -> None:
+def agree(role: str, table: Table | Record, what: str = "tables of measurements", fix: str = ", or use_table(None)") -> None:
     """Publish the digest of this process's table or record; raise if another process has published another.
 
     No process waits, since one may lower a program alone.  Each publishes before it reads, so of two with different tables at least the
@@ -195,9 +195,9 @@ def agree(role: str, table: Table | Record, what: str = "tables of measurements"
     if jax.process_count() > 1:
         answers = published(f"jaxext/tables/{role}/{len(digests)}", json.dumps([table.digest, table.source, len(table.rows)]))
         if answers is None and table.rows:
-            raise RuntimeError(f"{table.source}: processes cannot compare their {what} without jax.distributed.initialize{cure}")
+            raise RuntimeError(f"{table.source}: processes cannot compare their {what} without jax.distributed.initialize{fix}")
         tables = {process: json.loads(text) for process, text in sorted((answers or {}).items())}
         if len({digest for digest, *_ in tables.values()}) > 1:
             each = "; ".join(f"process {p} has {rows} rows, {digest[:12]}, of {source}" for p, (digest, source, rows) in tables.items())
-            raise RuntimeError(f"processes have different {what} ({each}): copy one to all of them{cure}")
+            raise RuntimeError(f"processes have different {what} ({each}): copy one to all of them{fix}")
     digests.append(table.digest)

@@ -349,7 +349,7 @@ def test_a_finding_says_where_and_what():
     first, *_ = jaxext.doctor(depthwise, platform="cpu")(X, W).findings
     assert first.what == "slow" and first.product == "conv2d_fprop x:f32[8,16,16,8,1] w:f32[8,1,3,3,1] -> y:f32[8,16,16,8,1]"
     assert "test_doctor.py:" in first.source and first.source.endswith("(depthwise)")
-    assert "MFLOP" in first.cost and "in_place_of_lax" in first.cure and first.page.startswith(f"{PAGES}doctor.md#")
+    assert "MFLOP" in first.cost and "in_place_of_lax" in first.fix and first.page.startswith(f"{PAGES}doctor.md#")
 
 
 def test_equal_products_are_counted():

@@ -40,7 +40,7 @@ def in_dtype(dtype, tree):
 @pytest.mark.parametrize("name", WAYS)
 def test_bfloat16(name):
     """The truth is in float64, of the same numbers.  Cotangents and gradients are rounded to 8 bits, and `vmap(grad)` rounds no less."""
-    network, p, x, told = WAYS[name]
+    network, p, x, how = WAYS[name]
     narrow = in_dtype(jnp.bfloat16, (p, x))
 
     def loss(p, x):
@@ -50,7 +50,7 @@ def test_bfloat16(name):
         found = jax.tree.leaves(jax.vmap(lambda x: jax.grad(loss)(p, x[None]))(x))
         return jnp.sqrt(sum(jnp.sum(g.astype(np.float64).reshape(len(g), -1) ** 2, 1) for g in found))
 
-    assert all(each.how.startswith(told) for each in jaxext.privacy.explain_norms(loss)(*narrow).parameters)
+    assert all(each.how.startswith(how) for each in jaxext.privacy.explain_norms(loss)(*narrow).parameters)
     norms = jaxext.privacy.per_example_norms(loss)(*narrow)
     truth = norms_of(*in_dtype(np.float64, narrow))
     assert norms.dtype == np.float32

@@ -1,4 +1,4 @@
-"""Messages tell an array by its dtype and shape: a wrong call with large arrays gives a short message that has none of their numbers."""
+"""Messages describe an array by its dtype and shape: a wrong call with large arrays gives a short message that has none of their numbers."""
 
 import collections
 import functools
@@ -64,11 +64,11 @@ class Mine(extend.Implementation):
     (list(range(50)), "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ...]"),
     (np.float32, "<class 'numpy.float32'>"),
 ], ids=str)  # fmt: skip
-def test_told(x, text):
+def test_a_value(x, text):
     assert format_value(x) == text
 
 
-def test_told_of_arrays_of_jax():
+def test_arrays_of_jax():
     x = jnp.asarray(A)
     assert format_value(x) == format_value(x.T.T) == "float32[50,40]" and format_value(jax.random.key(0)).startswith("key<")
     assert format_value(jaxext.quantization.quantize(x)) == "Quantized(qvalue=int8[50,40], scale=float32[1,40], zero_point=None)"
@@ -79,7 +79,7 @@ def test_told_of_arrays_of_jax():
     assert format_value(x) == "float32[50,40]"
 
 
-def test_told_is_a_short_line():
+def test_a_value_is_a_short_line():
     for x in (Holder(), [Holder()] * 99, "a" * 999, Broken(), {"a": [[[[[[[A]]]]]]]}):
         assert "\n" not in format_value(x) and len(format_value(x)) <= 200
     assert format_value(Broken()).startswith("<Broken instance")
@@ -91,7 +91,7 @@ def operation() -> Any:
 
 def declared(**given) -> Any:
     arguments: dict[str, Any] = {"operands": {"x": "B"}, "results": {"y": "B"}} | given
-    return extend.operation("told_operation", lambda x: x, **arguments)
+    return extend.operation("declared_operation", lambda x: x, **arguments)
 
 
 # What is wrong -> the call, and whose argument is told.
@@ -117,9 +117,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an implementation": (lambda: extend.register("matmul", A), "implementation is float32[50,40], want"),
     "a name": (lambda: extend.define(A, x="B M", w="B N", y="M N"), "the name is float32[50,40], want"),
     "labels": (lambda: extend.define("told_labels", x=A, w="B N", y="M N"), "define: x is float32[50,40], want"),
-    "operands": (lambda: declared(operands=AS), "operands of told_operation is [float32[50,40]], want"),
-    "an operand's labels": (lambda: declared(operands={"x": A}), "x of told_operation is float32[50,40], want"),
-    "a word": (lambda: declared(unsharded=A), "unsharded of told_operation is float32[50,40], want"),
+    "operands": (lambda: declared(operands=AS), "operands of declared_operation is [float32[50,40]], want"),
+    "an operand's labels": (lambda: declared(operands={"x": A}), "x of declared_operation is float32[50,40], want"),
+    "a word": (lambda: declared(unsharded=A), "unsharded of declared_operation is float32[50,40], want"),
     "a call": (lambda: operation()(AS, A), "told_product: x is [float32[50,40]], want"),
     "arguments": (lambda: testing.check_op(jnp.sin, jnp.sin, A), "args is float32[50,40], want"),
     "what is skipped": (lambda: testing.check_op(jnp.sin, jnp.sin, (A,), skip=A), "skip is float32[50,40], want"),
