@@ -1,4 +1,4 @@
-"""Messages describe an array by its dtype and shape: a wrong call with large arrays gives a short message that has none of their numbers."""
+"""Messages describe an array by its dtype and shape: a wrong call with large arrays gives a short message, with none of their numbers."""
 
 import collections
 import functools
