@@ -10,9 +10,11 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import itertools
+import json
 import multiprocessing
 import os
 import pathlib
@@ -45,6 +47,23 @@ MATH = {
     **dict.fromkeys(("HMMA", "QMMA", "IMMA"), "mma"),
     **dict.fromkeys(("FFMA", "FFMA2"), "fma"),
 }
+# The facts of a row that need no compiler: `described` and `facts`.
+ASKED = (
+    "kernel",
+    "problem",
+    "role",
+    "numbers",
+    "arch",
+    "config",
+    "picked",
+    "name",
+    "warps",
+    "stages",
+    "splits",
+    "dtypes",
+    "aligned",
+    "widest",
+)
 _RESOURCES = re.compile(r"entry function '(\w+)'.* (\d+) bytes stack frame, (\d+) bytes spill stores.* Used (\d+) registers", re.DOTALL)
 _DOT = re.compile(r"tt\.dot (?:.*inputPrecision = (\w+))?.*?: tensor<(?:1x)?(\d+)x(\d+)x(\w+)> \* tensor<(?:1x)?(\d+)x(\d+)x(\w+)>")
 
@@ -128,6 +147,14 @@ def facts(problem, launch) -> dict:
         "aligned": aligned(problem, launch),
         "widest": widest(problem, launch),
     }
+
+
+def digests(row: dict) -> tuple[str, str]:
+    """Return two hashes of a row: of the kernel that is compiled, with its launch, and of what the compiler makes of it."""
+    asked = {name: value for name, value in row.items() if name in ASKED}
+    made = {name: value for name, value in row.items() if name not in (*ASKED, "seconds")}
+    first, second = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:10] for part in (asked, made))
+    return first, second
 
 
 def innermost(error: BaseException) -> str:

@@ -78,7 +78,7 @@ PYTHON
 in_the_middle() {
   case $2 in
     A) [ "$(wc -l 2>/dev/null <"$1/contact.jsonl")" -gt 3 ] ;;
-    B) grep -q '"results": {$' "$1/gpu.json" ;;
+    B) grep -q '"results": {"' "$1/gpu.json" ;;
     C) [ -e "$1/tuned.json" ] ;;
   esac 2>/dev/null
 }

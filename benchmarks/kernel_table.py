@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
@@ -30,6 +31,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--jobs", type=count, default=os.cpu_count(), metavar="N", help="Triton's: processes (default: %(default)s)")
     command.add_argument("--module", type=pathlib.Path, metavar="PATH", help="CUDA's: the compiled module, if it is not jaxext's own")
     command.add_argument("--check", action="store_true", help="exit with 1 if a kernel breaks a law")
+    command.add_argument(
+        "--digests", type=pathlib.Path, metavar="PATH", help="Triton's: write a hash of each kernel there, if none breaks a law"
+    )
     says_json(command)
 
 
@@ -44,6 +48,10 @@ def run(options: argparse.Namespace) -> int:
         facts, rows = _of_triton(options) if name == "triton" else _of_cuda(options)
         document[name] = facts | {"rows": _told(table, rows, quietly=options.json == "-")}
         bad += sum(bool(table.offences(row)) for row in document[name]["rows"])
+    if options.digests and "triton" in document and not bad:
+        table = document["triton"]
+        hashes = dict(map(compiled.digests, table["rows"]))
+        options.digests.write_text(json.dumps({"environment": report()} | table | {"rows": hashes}, indent=0) + "\n")
     tell(options, {"environment": report()} | document)
     return 1 if not document or options.check and bad else 0
 
@@ -51,11 +59,12 @@ def run(options: argparse.Namespace) -> int:
 def _asked_for(options) -> list[str]:
     """Return the kinds of kernels to report: an option that only one kind has selects that kind."""
     asked = {options.of} - {None}
-    asked |= {"triton"} if options.problem is not None or options.others is not None else set()
+    asked |= {"triton"} if (options.problem, options.others, options.digests) != (None, None, None) else set()
     asked |= {"cuda"} if options.module is not None or options.kernel not in (None, *KERNELS, *families) else set()
     if len(asked) > 1:
         raise UsageError(
-            "--problem, --others and names of --kernel are of Triton or CUDA kernels, --module of CUDA kernels: ask for one of them"
+            "--problem, --others, --digests and names of --kernel are of Triton or CUDA kernels, --module of CUDA kernels: "
+            "ask for one of them"
         )
     return [*asked] or [*TABLES]
 

@@ -146,7 +146,7 @@ def _ratio_legend(rows: list[Measured]) -> tuple[list, list[str]]:
 def _pair(axes, row: Measured, mark: str, size: float) -> None:
     """lax's hollow mark and our full one, joined by a line."""
     lax, ours = row.timed.get("lax"), row.timed.get(row.ours or "")
-    intensity, rates = row.flops / row.bytes, [result.tflops * 1e12 for result in (lax, ours) if result]
+    intensity, rates = row.flops / row.bytes, [row.flops / result.ms[1] * 1e3 for result in (lax, ours) if result]
     axes.plot([intensity] * len(rates), rates, color=GREY, linewidth=0.6, zorder=2)
     if lax:
         axes.plot(intensity, rates[0], mark, color=VERMILION, markerfacecolor="white", markersize=size, zorder=3)

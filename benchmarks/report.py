@@ -1,6 +1,6 @@
-"""The benchmark's report: its records, and the JSON file that holds them.
+"""The benchmark's report: its records, and the JSON file that holds them, with a line for each row.
 
-The classes are the schema: a file is checked against their annotations when it is read.
+The classes are the schema: a file is checked against their annotations when it is read.  A field that has its default is left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Name = Annotated[str, Meta(pattern=r"\A[^\W\d]\w*\Z")]  # of a library
 
 
-class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An object of the file."""
 
 
@@ -53,6 +53,8 @@ class Result(_Record, frozen=True, kw_only=True):
         is NaN; a text if there is no truth.
       hlo: the number of instructions of each kind that XLA put around the product: "transpose", "copy", "pad".
       kernels_ms: on a GPU, by kernel.
+
+    What is None was not measured, or a report in benchmarks/results leaves it out, since no page reads it.
     """
 
     ms: Quartiles
@@ -60,14 +62,14 @@ class Result(_Record, frozen=True, kw_only=True):
     wall_ms: Quartiles | None = None
     roofline: NotNegative | None = None
     copy: NotNegative | None = None
-    tflops: NotNegative
-    gbps: NotNegative
+    tflops: NotNegative | None = None
+    gbps: NotNegative | None = None
     error: float | str
-    worst: float | str
+    worst: float | str | None = None
     hlo: Mapping[str, int] = {}
     temporaries_bytes: Annotated[int, Meta(ge=0)] | None = None
-    trace_ms: NotNegative
-    compile_ms: NotNegative
+    trace_ms: NotNegative | None = None
+    compile_ms: NotNegative | None = None
     kernels_ms: Mapping[str, float] | None = None
 
     def __post_init__(self):
@@ -238,7 +240,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
 
     Args:
       path: the file, which is replaced if it exists.
-      report: what to write; NaN and infinite errors become the texts "nan" and "inf".
+      report: what to write; results keep six digits, and NaN and infinite errors become the texts "nan" and "inf".
 
     Raises:
       OSError: it cannot be written.
@@ -247,7 +249,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
     Example:
       >>> write("gpu.json", report)
     """
-    text = json.dumps(data(report), indent=1) + "\n"
+    text = _text(report)
     _report(text)
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,6 +267,22 @@ def write(path: str | os.PathLike, report: Report) -> None:
 def data(report: Report) -> dict[str, Any]:
     """The content of a report's file."""
     return terminal.plain({"schema": SCHEMA, **msgspec.to_builtins(report, enc_hook=float)})  # numpy's floats are no floats to msgspec
+
+
+def _text(report: Report) -> str:
+    """The file's text: what all rows share is its first line, and each row one of those that follow."""
+    head = data(report)
+    rows = ",\n".join(json.dumps({**row, "results": _rounded(row.get("results", {}))}) for row in head.pop("rows", []))
+    return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n'
+
+
+def _rounded(value: Any) -> Any:
+    """Return JSON's value with six digits of each float, of which a measurement has no more."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def ours(rows: Iterable[Measured] = ()) -> tuple[str, ...]:

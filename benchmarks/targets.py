@@ -37,7 +37,7 @@ DEPTHWISE: Mapping[str, Targets] = {
     WGRAD: {"triton": {"best": 2.0, "copy": 0.75}, "cuda": {"copy": 0.75}},
 }
 # 49 products for each element.  Outside the tensor cores, as wgrad has them, they take longer than moving the arrays of 16 bits
-# (docs/performance-log.md).
+# (benchmarks/notes/gpu.md).
 MANY_TAPS: Mapping[str, Targets] = {
     FPROP: {"triton": {"best": 1.3}, "cuda": {"copy": 0.75}},
     DGRAD: {"triton": {"best": 2.0}, "cuda": {"copy": 0.75}},

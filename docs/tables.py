@@ -1,9 +1,10 @@
-"""The tables of the pages, and the sections of other pages, and the files, that the site includes.
+"""The tables and figures of the pages, and the sections of other pages, and the files, that the site includes.
 
-    python docs/tables.py     # writes the tables and the lists of docs/api anew
+    python docs/tables.py     # writes the tables, the figures and the lists of docs/api anew
 
-A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`.  Speed comes from benchmarks/results, where each file
-holds what was measured last; refusals from docs/operations/refusals.json.  `tests/project/test_docs_pages.py` fails where a page is not
+A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`, a figure between `<!-- figure: commit cpu -->` and
+`<!-- end -->`.  Speed comes from benchmarks/results, where each file holds what was measured last; refusals from
+docs/operations/refusals.json; what is verified from the package's record.  `tests/project/test_docs_pages.py` fails where a page is not
 what this would write.
 
 The pages of docs/api list names with the first sentence of their documentation.  Each has `<!-- ::: name -->` behind it, in whose place the
@@ -23,7 +24,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+RECORD = ROOT / "jaxext" / "tables" / "verified.json"
 BEGIN, END = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE), "<!-- end of table -->"
+FIGURE = re.compile(r"<!-- figure: (\w+)((?: \w+)*) -->.*?<!-- end -->")
 INCLUDE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.md)#([\w-]+)\) <!-- include -->$", re.MULTILINE)
 CODE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.(\w+))\) <!-- include -->$", re.MULTILINE)
 NAME = re.compile(r"^- [^\n]*<!-- (::: ([\w.]+)(?:(?!-->).)*?)\s*-->$", re.MULTILINE | re.DOTALL)
@@ -33,14 +36,16 @@ FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 # Benchmarks of one operation, or of several, which the rows name, against jnp: benchmarks/results/NAME_cpu.json.
 OWN = [path.stem.removesuffix("_cpu") for path in RESULTS.glob("*_cpu.json")]
 
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
 Found = Iterator[tuple[str, str, float]]  # row of the table, column, and how many times as long the other takes
 
 
 def written(markdown: str) -> str:
-    """The page with its tables, and sentences of docstrings, as they are now.
+    """The page with its tables, figures, and sentences of docstrings, as they are now.
 
     Raises:
-      KeyError: there is no such table.
+      KeyError: there is no such table or figure.
       ValueError: a table has no end.
     """
     head, *parts = re.split(r"(?=^<!-- table: )", markdown, flags=re.MULTILINE)
@@ -49,6 +54,7 @@ def written(markdown: str) -> str:
         if match is None or part.count(END) != 1:
             raise ValueError(f"want `<!-- table: KIND NAME -->` and one `{END}` behind it, got {part.splitlines()[0]}")
         head += f"{match[0]}\n\n{TABLES[match[1]](match[2])}\n\n{END}{part.partition(END)[2]}"
+    head = FIGURE.sub(lambda match: f"<!-- figure: {match[1]}{match[2]} -->{FIGURES[match[1]](*match[2].split())}<!-- end -->", head)
     return NAME.sub(lambda match: f"- {first_sentence(match[2])} <!-- {match[1]} -->", head)
 
 
@@ -118,8 +124,8 @@ def refusals(page: str) -> str:
         triton, cuda = ("takes it" if row[name] == "yes" else row[name].replace("|", "\\|") for name in ("triton", "cuda"))
         lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` |")
     return "\n".join(lines) + _below(
-        "The sentences are the implementations' own (`docs/refusals.py` asks them), for an H100. *Unnamed* is what runs there if no "
-        "implementation is named and nothing was measured, by the compilers that the package's record knows: Triton 3.6.0, nvcc 13.0.88."
+        "The sentences are the implementations' own, for an H100. *Unnamed* is what runs there if no implementation is named, nothing was "
+        "measured, and the compilers are those of the [record](../status.md)."
     )
 
 
@@ -210,27 +216,11 @@ def speed(page: str) -> str:
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     return "\n".join(lines) + _below(
-        f"Time of the other program over time of jaxext on a CPU, {_made(environment)}: above 1 jaxext is faster. Of several sizes it is "
-        "the geometric mean, with the least and the largest."
+        f"Time of the other over time of jaxext on a CPU; of several sizes the geometric mean (least to largest). {_made(environment)}."
     )
 
 
 # --- each row of a benchmark
-
-
-def times(ms: dict[str, float], *others: str) -> list[str]:
-    """jaxext's, and those of others over it."""
-    return [f"{ms['jaxext']:.1f}", *(f"{ms[other] / ms['jaxext']:.1f}" for other in others)]
-
-
-def of_loops(rows: list[dict]) -> Iterator[list[str]]:
-    for row in rows:
-        yield [row["row"], f"{row['problem']}, {'x'.join(map(str, row['shapes'][0]))}", *times(row["ms"], "lax", "unrolled")]
-
-
-def of_quantized(rows: list[dict]) -> Iterator[list[str]]:
-    for row in rows:
-        yield [row["row"], str(row["shape"][0]), row["format"], *times(row["ms"], "dequantized", "wide")]
 
 
 def of_invariant(rows: list[dict]) -> Iterator[list[str]]:
@@ -241,16 +231,6 @@ def of_invariant(rows: list[dict]) -> Iterator[list[str]]:
         yield [product, *(f"{ratios[row]:.1f}" for row in ("forward", "gradient in x"))]
 
 
-def of_operations(rows: list[dict]) -> Iterator[list[str]]:
-    found: dict[tuple, dict[str, dict]] = {}
-    for row in rows:
-        what = row["operation"] if row["row"] == "forward" else f"{row['row']} of {row['operation']}"
-        found.setdefault((what, "x".join(map(str, row["shape"]))), {})[row["dtype"]] = row["ms"]
-    for key, of_dtype in found.items():
-        times = [of_dtype.get(dtype) for dtype in ("float32", "bfloat16")]
-        yield [*key, *(text for ms in times for text in ([f"{ms['jaxext']:.1f}", f"{ms['jnp'] / ms['jaxext']:.2f}"] if ms else ["", ""]))]
-
-
 def of_private(rows: list[dict]) -> Iterator[list[str]]:
     for row in rows:
         facts = f"{row['network']}, {row['parameters'] / 1e6:.2g} million parameters"
@@ -259,44 +239,27 @@ def of_private(rows: list[dict]) -> Iterator[list[str]]:
 
 def of_models(rows: list[dict]) -> Iterator[list[str]]:
     for row in rows:
-        lax, over = row["lax"], row["jaxext over lax"]
-        least, ratio, most = row["lax over jaxext"]
-        yield [
-            row["network"],
-            f"{row['package']}, {row['parameters'] / 1e6:.2g} million parameters, {'x'.join(map(str, row['shape']))}",
-            *(f"{lax['ms'][1]:.0f}", f"{ratio:.2f} ({least:.2f} to {most:.2f})"),
-            *(f"{(lax['lower_ms'] + lax['compile_ms']) / 1e3:.1f}", f"{over['build']:.2f}"),
-            *(f"{lax['bytes'] / 2**20:.0f}", f"{over['memory']:.2f}"),
-            *(f"{row['error'][library][1]:.0e}" if row["error"] else "" for library in ("lax", "jaxext")),
-            f"{row['difference'][1]:.0e}",
-        ]
+        over, (least, ratio, most) = row["jaxext over lax"], row["lax over jaxext"]
+        figures = f"{row['lax']['ms'][1]:.0f}", f"{ratio:.2f} ({least:.2f} to {most:.2f})", f"{over['build']:.2f}", f"{over['memory']:.2f}"
+        yield [row["network"], row["package"], *figures, f"{row['difference'][1]:.0e}"]
 
 
 def gpu_rows(rows: list[dict]) -> Iterator[list[str]]:
     """Microseconds; lax's over the better of our kernels."""
     libraries = ("triton", "cuda", "xla", "lax")
     for row in rows:
-        results = row["results"]
-        took = {name: results[name]["ms"][1] * 1e3 for name in libraries if "ms" in results.get(name, {})}
+        took = {name: row["results"][name]["ms"][1] * 1e3 for name in libraries if "ms" in row["results"].get(name, {})}
         best = min(took.keys() & {"triton", "cuda"}, key=lambda name: took[name])
         ratio = f"{took['lax'] / took[best]:.2f}" if "lax" in took else ""
-        share, error = results[best]["roofline"], results[best]["error"]
         figures = [f"{took[name]:,.0f}" if name in took else "" for name in libraries]
-        yield [row["name"], *figures, ratio, "" if share is None else f"{share:.0%}", f"{error:.0e}"]
+        yield [row["name"], *figures, ratio, f"{row['results'][best]['error']:.0e}"]
 
 
 # table -> its file, the columns that are words, those that are numbers, and the cells
-ROWS = {name: (f"{name}_cpu", "row, x", "float32, ms; jnp; bfloat16, ms; jnp", of_operations) for name in OWN} | {
-    "loops": ("loops_cpu", "row, layers", "ms; lax in the loop; lax without it", of_loops),
+ROWS = {
     "invariant": ("invariant_cpu", "product", "forward; gradient in x", of_invariant),
-    "quantized": ("quantized_cpu", "row, M, weights", "ms; made wide; wide already", of_quantized),
-    "h100": ("h100", "row", "`triton`; `cuda`; `xla`; lax; lax over ours; of the roofline; error", gpu_rows),
-    "models": (
-        "models_cpu",
-        "network, made with",
-        "lax, ms; lax over jaxext; lax, s to build; jaxext over lax; lax, MiB; jaxext over lax; error of lax; of jaxext; difference",
-        of_models,
-    ),
+    "h100": ("h100", "row", "`triton`; `cuda`; `xla`; lax; lax over ours; error", gpu_rows),
+    "models": ("models_cpu", "network, made with", "lax, ms; lax over jaxext; to build; memory; difference", of_models),
     "private": (
         "private_cpu",
         "network",
@@ -310,8 +273,117 @@ def each_row(name: str) -> str:
     file, words, numbers, cells = ROWS[name]
     report = json.loads((RESULTS / f"{file}.json").read_text())
     titles, figures = words.split(", "), numbers.split("; ")
-    head, *lines = (f"| {' | '.join(line)} |" for line in [titles + figures, *cells(report["rows"])])
-    return "\n".join([head, "|---" * len(titles) + "|--:" * len(figures) + "|", *lines]) + _below(f"{_made(report['environment'])}.")
+    return _table(titles, figures, cells(report["rows"])) + _below(f"{_made(report['environment'])}.")
+
+
+def extremes(name: str) -> str:
+    """The six rows of a GPU in which our faster kernel gains most over lax, and the six in which it loses most; one of each problem."""
+    report = json.loads((RESULTS / f"{name}.json").read_text())
+    found = {
+        row["problem"]: (cells[0], cells[-2]) for row, cells in zip(report["rows"], gpu_rows(report["rows"]), strict=True) if cells[-2]
+    }
+    ordered = sorted(found.values(), key=lambda row: -float(row[1]))
+    lines = ([*fast, *slow] for fast, slow in zip(ordered[:6], ordered[:-7:-1], strict=True))
+    head = "| faster | | slower | |\n|---|--:|---|--:|\n"
+    return head + "\n".join(f"| {' | '.join(line)} |" for line in lines) + _below(f"{_made(report['environment'])}.")
+
+
+def kinds(name: str) -> str:
+    """The means of a report's rows, by kind of problem."""
+    from jaxext.benchmarks import findings
+    from jaxext.benchmarks.report import read
+
+    report = read(RESULTS / f"{name}.json")
+    of_kind: dict[str, list] = {}
+    for row in report.rows:
+        of_kind.setdefault(row.kind, []).append(row)
+    means = filter(None, (findings.mean(kind, rows, findings.DEFAULT, "lax") for kind, rows in of_kind.items()))
+    lines = (
+        [str(mean.group), str(mean.rows), f"{mean.geometric_mean:.2f}", f"{mean.least:.2f}", mean.least_row, str(mean.losers or "none")]
+        for mean in sorted(means, key=lambda mean: -mean.geometric_mean)
+    )
+    head = "| kind | rows | geometric mean | least | which is | slower than lax |\n|---|--:|--:|--:|---|--:|\n"
+    return head + "\n".join(f"| {' | '.join(line)} |" for line in lines) + _below(f"{_made(dict(report.environment))}.")
+
+
+# --- which kernels were right on a GPU
+
+
+def verified(_: str) -> str:
+    """A row for each family of kernels and GPU."""
+    lines = []
+    for entry in json.loads(RECORD.read_text())["entries"]:
+        families: dict[tuple[str, str, str], list[dict]] = {}
+        for kind, outcome in entry["verified"].items():
+            library, family, _ = kind.split(" ", 2)
+            families.setdefault((library, family, outcome["compiler"]), []).append(outcome)
+        for (library, family, compiler), found in sorted(families.items()):
+            right, worst, dates = (
+                sum(each["right"] for each in found),
+                max(each["error"] for each in found),
+                [each["date"] for each in found],
+            )
+            lines.append(
+                [f"`{library}`", f"`{family}`", entry["device"], compiler, max(dates), str(len(found)), str(right), f"{worst:.0e}"]
+            )
+    titles = ["implementation", "kernels", "GPU", "by", "date"]
+    return _table(titles, ["kinds", "right", "largest error"], lines)
+
+
+def shardings(_: str) -> str:
+    """The collectives that each split label of a form needs, in each role."""
+    from jaxext import parallel
+
+    small = {"matmul": dict(B=2, M=4, K=4, N=4), "conv2d": dict(N=4, H=4, W=4, G=4, C=4, K=4, R=3, S=3)}
+    lines = []
+    for form, label, name, how in SHARDINGS:
+        roles = parallel.cost(form, {label: 2}, sizes=small[form], **how).values()
+        cells = (", ".join(dict.fromkeys(f"{each.kind} {each.slot}" for each in role.collectives)) or "-" for role in roles)
+        lines.append([form, label, name, *cells])
+    return _table(["form", "split", "which is", "nn / fprop", "nt / dgrad", "tn / wgrad"], [], lines)
+
+
+SHARDINGS: tuple[tuple[str, str, str, dict], ...] = (
+    ("matmul", "B", "batch of matrices, experts", {}),
+    ("matmul", "B", "`expert_parallel`", {"sent": {"a": ("M", "B"), "c": ("M", "B")}}),
+    ("matmul", "M", "rows: data", {}),
+    ("matmul", "M", "data, parameters scattered", {"scattered": {"b": "K"}}),
+    ("matmul", "N", "columns: tensor", {}),
+    ("matmul", "N", "`all_gather_matmul`", {"scattered": {"a": "M"}}),
+    ("matmul", "K", "contracted: tensor", {}),
+    ("matmul", "K", "`matmul_reduce_scatter`", {"scattered": {"c": "M"}}),
+    ("conv2d", "N", "images: data", {}),
+    ("conv2d", "N", "data, parameters scattered", {"scattered": {"w": "K"}}),
+    ("conv2d", "G", "groups", {}),
+    ("conv2d", "K", "output channels: tensor", {}),
+    ("conv2d", "C", "input channels: tensor", {}),
+    ("conv2d", "H", "rows, halos", {}),
+    ("conv2d", "H", "rows, `jit`", {"spatial": "gather"}),
+)
+
+
+# --- figures in sentences
+
+
+def status() -> str:
+    """Return the counts of the record, in a sentence."""
+    found = []
+    for entry in json.loads(RECORD.read_text())["entries"]:
+        outcomes = entry["verified"].values()
+        right, compilers = sum(each["right"] for each in outcomes), ", ".join(sorted({each["compiler"] for each in outcomes}))
+        found.append(f"On an {entry['device']} {right} of {len(outcomes)} kinds of kernels were right ({compilers}; {entry['measured']})")
+    return "; ".join(found)
+
+
+def commit(name: str) -> str:
+    return json.loads((RESULTS / f"{name}.json").read_text())["environment"]["commit"][:7]
+
+
+def spread(name: str, other: str, row: str = "") -> str:
+    """The least and the largest of another program's time over jaxext's, in all rows or in those of one kind."""
+    rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    found = [each["ms"][other] / each["ms"]["jaxext"] for each in rows if row in ("", each["row"])]
+    return f"{min(found):.2g} to {max(found):.2g}"
 
 
 # --- how many splits over devices are wrong
@@ -345,6 +417,11 @@ def _wrong(row: dict) -> Iterator[int]:
     return (n for kind, n in row.items() if kind not in ("name", "splits"))
 
 
+def _table(titles: list[str], figures: list[str], rows: Iterable[list[str]]) -> str:
+    head, *lines = (f"| {' | '.join(line)} |" for line in [titles + figures, *rows])
+    return "\n".join([head, "|---" * len(titles) + "|--:" * len(figures) + "|", *lines])
+
+
 def _made(environment: dict) -> str:
     return f"{environment['device']}, jax {environment['versions']['jax']}, {environment['date'][:10]}, commit {environment['commit'][:7]}"
 
@@ -360,10 +437,20 @@ def _cell(ratios: list[float]) -> str:
     return f"{mean:.2f}" if len(ratios) == 1 else f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-TABLES = {"speed": speed, "refusals": refusals, "rows": each_row, "splits": splits}
+TABLES = {
+    "speed": speed,
+    "refusals": refusals,
+    "rows": each_row,
+    "extremes": extremes,
+    "kinds": kinds,
+    "splits": splits,
+    "verified": verified,
+    "shardings": shardings,
+}
+FIGURES: dict[str, Callable[..., str]] = {"status": status, "commit": commit, "spread": spread}
 
 if __name__ == "__main__":
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    for page in PAGES:
         text = page.read_text()
         if (anew := written(text)) != text:
             page.write_text(anew)

@@ -14,7 +14,6 @@ from rich.console import Console
 from jaxext.benchmarks import findings, pictures, tables
 from jaxext.benchmarks.report import KINDS, Default, Failure, Measured, Refusal, Report, Result, Results, read, write
 
-RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks/results"
 ENVIRONMENT = {"device": "Some CPU", "date": "2026-11-21T22:00:00+00:00", "versions": {"jax": "0.12.0", "jaxext": "0.1.0"}, "commit": "abc"}
 REFUSAL = Refusal("the platform is 'cpu'")
 
@@ -127,7 +126,7 @@ def test_what_is_no_report_is_refused(text, tmp_path):
 def test_what_would_not_be_read_is_not_written(tmp_path):
     path = tmp_path / "a.json"
     write(path, WHOLE)
-    with pytest.raises(ValueError, match=r"lax: Expected `float`, got `str` - at `\$.gbps`"):
+    with pytest.raises(ValueError, match=r"lax: Expected `float \| null`, got `str` - at `\$.gbps`"):
         write(path, report(row(lax=result(1.0, gbps=math.nan))))
     assert read(path) == WHOLE and os.listdir(tmp_path) == ["a.json"]
 
@@ -395,16 +394,3 @@ def test_pictures_of_nothing_are_refused(draw, tmp_path):
     with pytest.raises(ValueError, match="want a name that ends in .png or .svg"):
         draw(WHOLE, tmp_path / "a.pdf")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("stored", sorted(RESULTS.glob("cpu*.json")), ids=lambda path: path.stem)
-def test_the_document_shows_what_was_measured(stored):
-    """Each kind of problem, with its least row and how many lose; `bench --read REPORT --markdown PATH` writes that table first."""
-    lines = tables.markdown(read(stored)).splitlines()
-    kinds = lines[lines.index("|---|--:|--:|--:|--:|") + 1 :]
-    kinds = kinds[: kinds.index("")]
-    assert len(kinds) > 10 and {*kinds} <= {*(RESULTS.parents[1] / "docs/benchmarks.md").read_text().splitlines()}
-
-
-def test_something_was_measured():
-    assert list(RESULTS.glob("cpu*.json"))

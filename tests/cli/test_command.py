@@ -383,6 +383,15 @@ def test_kernels(capsys, stand_ins, tmp_path):
     assert json.loads((tmp_path / "k.json").read_text()) == document
 
 
+def test_digests_of_kernels(capsys, stand_ins, tmp_path):
+    """They are written where no kernel breaks a law."""
+    path = tmp_path / "k.json"
+    assert "2 kernels, 1 bad" in said(capsys, "kernels", "--digests", path) and not path.exists()
+    assert "1 kernels, 0 bad" in said(capsys, "kernels", "--problem", "good", "--digests", path)
+    ((asked, made),) = json.loads(path.read_text())["rows"].items()
+    assert (asked, made) == compiled.digests({"kernel": "matmul", "problem": "good", "good": True})
+
+
 @pytest.mark.parametrize(
     ("arguments", "kinds", "status"),
     [

@@ -1,12 +1,11 @@
 """`jaxext.parallel.cost` against what XLA compiles for eight devices: kind, group and bytes of every collective, bytes of operands and of
-the result on a device, and operations; and docs/scaling.md against `cost`.
+the result on a device, and operations.
 
 Labels are split alone and in pairs, each over an axis of the mesh that has its name.
 """
 
 import functools
 import math
-import pathlib
 import re
 
 import jax
@@ -18,15 +17,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import extend, parallel
-from jaxext.benchmarks import scaling
 from jaxext.core.static import Static
 from jaxext.core.window import Window
 from jaxext.ops.matmul import matmul
 from jaxext.ops.ragged import ragged_dot
-from jaxext.parallel.cost_model import forms
+from jaxext.parallel.cost_model import Collective, forms
 
 COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\((.*)")
-DOCUMENT = pathlib.Path(__file__).parents[2] / "docs/scaling.md"
 INPUTS = {"O": "D", "P": "H", "Q": "W"}  # output's label -> input's label, which names both
 
 
@@ -280,40 +277,10 @@ def test_padding_is_of_whole_rows():
         parallel.cost("conv2d", {}, sizes=CONV2D, padding=((1.5, 1), (1, 1)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("table", scaling.tables().values(), ids=scaling.tables())
-def test_the_document_shows_what_cost_says(table):
-    """`python -m jaxext.benchmarks.scaling` prints these tables."""
-    assert table in DOCUMENT.read_text()
-
-
-def bound(form, sizes, split, **how):
-    """Seconds of sending over those of computing, on sizes so large that memory is fast enough, unless the product is thin."""
-    layer = scaling.Layer("", form, (sizes,), (plan := scaling.Plan("", lambda n: (split,), (how,)),))
-    _, sending, computing = scaling.predicted(layer, plan, 0)
-    return sending / computing
-
-
-def test_memory_is_passed_by_what_is_gathered_and_what_is_yet_to_be_scattered():
-    """A product that memory bounds takes as long where its operand arrives in parts, and where each device has all of it."""
-    seconds = lambda *args, **how: [scaling.computing(role) for role in parallel.cost(*args, **how).values()]
-    few, image = dict(M=64, K=2048, N=2048), dict(N=1, H=512, W=512, G=128, C=1, K=1, R=7, S=7)
-    assert seconds("matmul", {"M": 8}, sizes=few, scattered={"b": "K"}) == seconds("matmul", {"M": 8}, sizes=few)
-    assert seconds("conv2d", {"H": 8}, sizes=image, spatial="gather") == seconds("conv2d", {}, sizes=image)
-
-
-def test_closed_forms_of_the_document():
-    """A step at the bound of a closed form sends for as long as it computes, by `cost`."""
-    for n, ring, _ in scaling.RINGS[:3]:
-        mlp = dict(M=4096 * n, K=2**15, N=2**15)
-        assert bound("matmul", mlp, {"M": n}) == pytest.approx(scaling.bound_data(n, ring) / 4096)
-        fsdp = bound("matmul", mlp, {"M": n}, scattered={"b": "K"})
-        assert fsdp == pytest.approx(scaling.bound_data(n, ring, scattered=True) / 4096)
-        columns = dict(M=2**15, K=2**15, N=4096 * n)
-        assert bound("matmul", columns, {"N": n}) == pytest.approx(scaling.bound_columns(n, ring) / (4096 * n))
-    pointwise = dict(N=8, H=64, W=64, C=4096, K=4096, R=1, S=1)
-    assert bound("conv2d", pointwise, {"N": 8}) == pytest.approx(scaling.bound_data(8, scaling.NVLINK) / 64**2)
-    unet = dict(N=1, D=512, H=512, W=512, C=32, K=32, T=3, R=3, S=3)
-    convnext = dict(N=64, H=512, W=512, G=128, C=1, K=1, R=7, S=7)
-    for n, link in ((8, scaling.NVLINK), (64, scaling.NETWORK)):
-        assert bound("conv3d", unet, {"D": n}) == pytest.approx(scaling.bound_rows(2, 27 * 32, link) * n / 512, rel=0.02)
-        assert bound("conv2d", convnext, {"H": n}) == pytest.approx(scaling.bound_rows_in_memory(6, link) * n / 512, rel=0.02)
+@pytest.mark.parametrize(
+    ("kind", "shares"),
+    [("all-gather", 7 / 8), ("reduce-scatter", 7), ("all-to-all", 7 / 8), ("all-reduce", 7 / 4), ("collective-permute", 1)],
+)
+def test_bytes_on_the_wire(kind, shares):
+    """Seven eighths of a result arrive at each of eight devices in a ring; what is scattered is eight times as much."""
+    assert Collective(kind=kind, slot="a", over=("M",), devices=8, bytes=800).wire == pytest.approx(800 * shares)

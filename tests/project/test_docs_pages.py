@@ -17,6 +17,7 @@ from jaxext.backends.cuda import cuda_binding
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+ROOT = DOCS.parent
 
 
 def of_docs(name):
@@ -47,7 +48,7 @@ def test_each_page_is_in_the_index_and_on_the_site(folder):
     assert pages == {*re.findall(rf"\b{folder}/(\S+\.md)", site)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tables_are_current(page):
     text = page.read_text()
     assert tables.written(text) == text, "run `python docs/tables.py`"
@@ -81,7 +82,7 @@ def test_sections_of_all_pages_exist():
     assert not [page for page, text in expanded.items() if re.search(r"<!-- include -->$", text, re.MULTILINE)]
     text = expanded[DOCS / "operations" / "causal_conv1d.md"]
     assert "`conv_state_indices` a part of a larger buffer" in text and "| forward | " in text and "31 at most" in text
-    assert "](../benchmarks.md#causal-convolutions-on-a-cpu)" in text and "](benchmarks.md" not in text
+    assert "](causal_conv1d.md#speed)" in text and "](operations/" not in text
     text = expanded[DOCS / "adding-an-operation.md"]  # which includes files
     assert '\n```cpp title="rowscale.h"\n// ' in text and '\n```python title="form.py"\n"""' in text and "__global__ void" in text
 
@@ -103,7 +104,24 @@ def test_ratios_are_those_of_the_rows(tmp_path, monkeypatch):
     environment = {"device": "d", "versions": {"jax": "j"}, "date": "2026-01-01T", "commit": "abcdefgh"}
     (tmp_path / "cpu.json").write_text(json.dumps({"environment": environment, "rows": rows}))
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    assert "| p | 2.00 (1.00 to 4.00) |" in tables.speed("conv_transpose") and "commit abcdefg:" in tables.speed("conv_transpose")
+    assert "| p | 2.00 (1.00 to 4.00) |" in tables.speed("conv_transpose") and "commit abcdefg." in tables.speed("conv_transpose")
+
+
+def test_figures_are_those_of_the_rows(tmp_path, monkeypatch):
+    rows = [{"row": row, "ms": {"lax": lax, "jaxext": 2.0}} for row, lax in (("forward", 1.0), ("gradients", 5.0), ("gradients", 43.21))]
+    (tmp_path / "a.json").write_text(json.dumps({"environment": {"commit": "abcdefgh"}, "rows": rows}))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    stale = "It takes <!-- figure: spread a lax gradients -->9<!-- end --> times as long (<!-- figure: commit a -->9<!-- end -->)."
+    assert re.sub("<!--.*?-->", "", tables.written(stale)) == "It takes 2.5 to 22 times as long (abcdefg)."
+
+
+def test_status_is_that_of_the_record(tmp_path, monkeypatch):
+    outcome = {"compiler": "nvcc 13.0", "date": "2026-01-01", "error": 0.5}
+    found = {"cuda conv f bf16": outcome | {"right": True}, "cuda conv f fp16": outcome | {"right": False}}
+    monkeypatch.setattr(tables, "RECORD", tmp_path / "verified.json")
+    tables.RECORD.write_text(json.dumps({"entries": [{"device": "GPU", "measured": "2026-01-02", "verified": found}]}))
+    assert tables.status() == "On an GPU 1 of 2 kinds of kernels were right (nvcc 13.0; 2026-01-02)"
+    assert tables.verified("all").splitlines()[2:] == ["| `cuda` | `conv` | GPU | nvcc 13.0 | 2026-01-01 | 2 | 1 | 5e-01 |"]
 
 
 def test_the_version_is_one():
