@@ -277,15 +277,19 @@ def each_row(name: str) -> str:
 
 
 def extremes(name: str) -> str:
-    """The six rows of a GPU in which our faster kernel gains most over lax, and the six in which it loses most; one of each problem."""
+    """The six problems of a GPU in which our faster kernel gains most over lax, and the six in which it loses most, each by such a row."""
     report = json.loads((RESULTS / f"{name}.json").read_text())
-    found = {
-        row["problem"]: (cells[0], cells[-2]) for row, cells in zip(report["rows"], gpu_rows(report["rows"]), strict=True) if cells[-2]
-    }
-    ordered = sorted(found.values(), key=lambda row: -float(row[1]))
-    lines = ([*fast, *slow] for fast, slow in zip(ordered[:6], ordered[:-7:-1], strict=True))
+    rows = zip(report["rows"], gpu_rows(report["rows"]), strict=True)
+    ordered = sorted((float(ratio), row["problem"], title) for row, (title, *_, ratio, _) in rows if ratio)
+    ends = []
+    for found in (ordered[::-1], ordered):
+        first: dict[str, list[str]] = {}  # of each problem
+        for ratio, problem, title in found:
+            first.setdefault(problem, [title, f"{ratio:.2f}"])
+        ends.append([*first.values()][:6])
     head = "| faster | | slower | |\n|---|--:|---|--:|\n"
-    return head + "\n".join(f"| {' | '.join(line)} |" for line in lines) + _below(f"{_made(report['environment'])}.")
+    lines = (f"| {' | '.join([*fast, *slow])} |" for fast, slow in zip(*ends, strict=True))
+    return head + "\n".join(lines) + _below(f"{_made(report['environment'])}.")
 
 
 def kinds(name: str) -> str:
