@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interpreter import EARLY, LATE, Input, Module, Output
+from ptxsim import EARLY, LATE, Input, Module, Output
 from test_causal_kernel import CausalCall
 from test_conv import ConvCall
 from test_depthwise import DepthwiseCall
