@@ -125,8 +125,9 @@ class Module:
         self.kernels: dict[str, Kernel] = {}
         for index, line in enumerate(self._text(self._library.PtxKernels)):
             name, *numbers = line.split()
-            sizes = map(int, numbers[:3])
-            self.kernels[name] = Kernel(name, index, *sizes, tuple(tuple(map(int, pair.split(":"))) for pair in numbers[3:]))
+            parameter_bytes, shared_bytes, threads = map(int, numbers[:3])
+            parameters: Any = tuple(tuple(map(int, pair.split(":"))) for pair in numbers[3:])
+            self.kernels[name] = Kernel(name, index, parameter_bytes, shared_bytes, threads, parameters)
         self.executed = {name: np.zeros(len(self.instructions(name)), np.uint8) for name in self.kernels}
 
     def __del__(self):
