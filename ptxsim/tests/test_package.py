@@ -23,8 +23,9 @@ print(result.values[0], ptxsim.__file__, len(ptxsim.verified_opcodes()) > 1000)
 
 
 def run(path) -> str:
-    """Return what the code prints with the package of a folder; packages of the environment are those below it."""
-    code = f"import sys; sys.path.insert(0, {str(path)!r})\n{CODE}"
+    """Return what the code prints with the package of a folder, which an editable installation must not hide."""
+    here = "sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__name__.startswith('ScikitBuild')]"
+    code = f"import sys\n{here}\nsys.path.insert(0, {str(path)!r})\n{CODE}"
     return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
