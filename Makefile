@@ -11,9 +11,9 @@ python := $(VENV)/bin/python
 pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
-cpp    := $(shell find csrc tests/csrc tests/ptx examples docs -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
+cpp    := $(shell find csrc tests/csrc tests/ptx ptxsim examples docs -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo docs notebooks check-wheels test test-all fuzz mutations bench bench-plan fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo docs notebooks check-wheels test test-all ptxsim fuzz mutations bench bench-plan fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -25,6 +25,11 @@ test: $(ready)
 	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
 test-all: MARK =
 test-all: test
+
+# ptxsim's own tests; when they pass, ptxsim/tests/passed.txt names its sources and the compilers, and .ci/run leaves them out while it does
+ptxsim: $(ready)
+	$(python) -m pytest -n 2 --durations=20 ptxsim/tests
+	$(python) ptxsim/tests/passed.py --write
 
 # random calls of the operations against numpy: SEEDS of them, from START on
 fuzz: $(ready)
@@ -135,8 +140,8 @@ $(VENV)/.demo: pyproject.toml CMakeLists.txt
 	$(if $(filter OFF,$(JAXEXT_CUDA)),,$(cuda_tools))
 	$(install) $(if $(filter OFF,$(JAXEXT_CUDA)),--quiet,--verbose) --editable '.[demo]'
 	touch $@
-$(ready): $(VENV)/.demo
-	$(install) --quiet --editable '.[test]'
+$(ready): $(VENV)/.demo ptxsim/pyproject.toml
+	$(install) --quiet --editable '.[test]' --editable ./ptxsim
 	# what jax-triton imports; it needs no GPU, and is made for Linux, like Triton
 	[ "$$(uname)" != Linux ] || $(pip) install --no-compile --no-deps "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
 	touch $@

@@ -49,7 +49,16 @@ def defects() -> list[Defect]:
         head, *lines = block.splitlines()
         file, function, name = head.split(": ", 2)
         old, new, tests = ("\n".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+?")
-        found.append(Defect(name, file, function, old, new, tuple(f"tests/{test}" for test in tests.splitlines())))
+        found.append(
+            Defect(
+                name,
+                file,
+                function,
+                old,
+                new,
+                tuple(test if test.startswith("ptxsim/") else f"tests/{test}" for test in tests.splitlines()),
+            )
+        )
     return found
 
 
@@ -130,7 +139,7 @@ def copy(folder: pathlib.Path) -> None:
 
 def environment(folder: pathlib.Path, **more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return inherited | {"PYTHONPATH": f"{folder.parent / 'site'}{os.pathsep}{folder}"} | more
+    return inherited | {"PYTHONPATH": os.pathsep.join(map(str, (folder.parent / "site", folder, folder / "ptxsim")))} | more
 
 
 def run(folder: pathlib.Path, tests: list[str], options: argparse.Namespace) -> str | None:
@@ -192,9 +201,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="jaxext-mutations-") as temporary:
         folder = pathlib.Path(temporary) / "jaxext"
         copy(folder)
-        where = [sys.executable, "-c", "import jaxext; print(jaxext.__file__)"]
+        where = [sys.executable, "-c", "import jaxext, ptxsim; print(jaxext.__file__, ptxsim.__file__)"]
         told = subprocess.run(where, cwd=temporary, env=environment(folder), capture_output=True, text=True, check=True).stdout
-        assert told.strip() == str(folder / "jaxext/__init__.py"), f"jaxext is not that of the copy: {told}"
+        assert told.split() == [f"{folder}/{name}/__init__.py" for name in ("jaxext", "ptxsim/ptxsim")], f"not those of the copy: {told}"
         found = {defect: find(folder, defect, options) for defect in wanted}
         finders = sorted({test for test in found.values() if test and "::" in test})
         false = finders and run(folder, finders, options)

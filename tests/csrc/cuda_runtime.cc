@@ -102,7 +102,7 @@ cudaError_t NoteLaunch(const void* kernel, const Configuration& c, dim3 cluster,
 
 void NoteDescriptor(const char* kind, CUtensorMap* map, CUtensorMapDataType type, unsigned rank, void* address, const cuuint64_t* sizes,
                     const cuuint64_t* strides, const std::string& box, const cuuint32_t* steps, CUtensorMapSwizzle swizzle) {
-  // What tests/ptx/asynchronous.cc looks for, and which descriptor of the call it is.
+  // What ptxsim/src/asynchronous.cc looks for, and which descriptor of the call it is.
   const uint64_t content[16] = {0x70616d20726f736e, descriptors++};
   std::memcpy(map, content, sizeof(*map));
   Note(std::string("\"descriptor\": \"") + kind + "\", \"aligned\": " + (reinterpret_cast<uintptr_t>(map) % 64 ? "false" : "true") +

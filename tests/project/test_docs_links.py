@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "benchmarks") for path in (ROOT / room).rglob("*.md"))])
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
-NAMED = re.compile(r"`((?:tests|docs|examples|benchmarks|csrc|jaxext|kernels|\.ci)/[\w./-]+)`")
+NAMED = re.compile(r"`((?:tests|docs|ptxsim|examples|benchmarks|csrc|jaxext|kernels|\.ci)/[\w./-]+)`")
 
 
 def anchors(text):

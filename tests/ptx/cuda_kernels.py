@@ -8,15 +8,14 @@ import pathlib
 import subprocess
 import tempfile
 
-import interpreter
 import numpy as np
+import ptxsim
 import pytest
 import triton
 from cuda_calls import Arrays, Call, unwritten_results
 from cuda_cases import OK
 from cuda_launches import ELEMENTS, LIBRARY, NVCC, TESTS, ask, runtime
-from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
-from opcodes import untested
+from ptxsim import EARLY, LATE, Input, Module, Output, TensorMap
 
 SWIZZLES = (0, 32, 64, 128)  # CUtensorMapSwizzle -> bytes of a row
 
@@ -43,7 +42,7 @@ def modules_of(binary, arch: str) -> dict[str, Module]:
             if f".target {arch}" in text:
                 assert "brkpt" not in text, "an assertion in CUTLASS's pipelines: compiled without NDEBUG"
                 module = Module(text)
-                assert not (without_test := untested(module)), without_test
+                assert not (without_test := module.unverified_opcodes()), without_test
                 found |= dict.fromkeys(module.kernels, module)
     return found
 
@@ -112,7 +111,7 @@ def launch(asked, modules: dict[str, Module], arrays, late) -> None:
 
 
 def _tensor_map(entry) -> TensorMap:
-    return interpreter.tensor_map(
+    return ptxsim.tensor_map(
         entry["address"],
         entry["strides"],
         entry["sizes"],

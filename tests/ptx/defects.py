@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from interpreter import EARLY, LATE, Fault
+from ptxsim import EARLY, LATE, Fault
 
 WRONG = "is wrong|are wrong|never written"  # what `harness.check` says
 TWICE = "each element is written once"

@@ -1,4 +1,4 @@
-"""Defects planted in the PTX of our CUDA kernels, and of small ones, are found: by a fault that names them, or by a wrong result."""
+"""Defects planted in the PTX of our CUDA kernels are found: by a fault that names them, or by a wrong result."""
 
 import dataclasses
 import functools
@@ -11,12 +11,11 @@ import simt_weight_only
 import test_causal_kernel
 import test_depthwise
 import test_simt
-import test_small_kernels
 from cuda_calls import causal_call, conv_call, gram_call, matmul_call, ragged_call, weight_only_call
 from cuda_kernels import execute, modules
 from cuda_launches import GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, ask
 from defects import TWICE, WRONG, planted, rows, said
-from interpreter import LATE, Fault, Module
+from ptxsim import Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS, scaled
 
 from jaxext.backends.fields import DTYPES
@@ -277,25 +276,3 @@ def test_a_planted_defect_is_found(name, pattern, replacement, which, wanted):
 def test_without_a_defect_nothing_is_said(name):
     call, where = CALLS[name]()
     assert not said(lambda late: call.check(execute(call, late, **where)))
-
-
-SMALL = {
-    "Sum": test_small_kernels.test_sum,
-    "Transpose": test_small_kernels.test_transpose,
-    "Compact": test_small_kernels.test_compact,
-    "Histogram": test_small_kernels.test_histogram,
-    "Stencil": functools.partial(test_small_kernels.test_stencil, LATE),
-    "Twice": functools.partial(test_small_kernels.test_tensor_memory_accelerator, LATE),
-}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_each_barrier_of_a_small_kernel_is_needed(name, monkeypatch):
-    ptx = test_small_kernels.kernels().ptx
-    barriers = len(re.findall(r"bar\.sync\s+0;", ptx[ptx.index(f".entry {name}(") :].split(".entry ")[1]))
-    assert barriers
-    for which in range(barriers):
-        broken = Module(planted(ptx, name, r"bar\.sync\s+0;", "", which))
-        monkeypatch.setattr(test_small_kernels, "kernels", lambda broken=broken: broken)
-        with pytest.raises(Fault, match="race|nothing has written|under way|which another warp initialised|async proxy"):
-            SMALL[name]()

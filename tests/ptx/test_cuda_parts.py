@@ -9,7 +9,7 @@ from cuda_calls import conv_call
 from cuda_cases import OK
 from cuda_kernels import compiled, execute, modules
 from cuda_launches import CONVS, ask
-from interpreter import LATE
+from ptxsim import LATE
 
 from jaxext.ops.conv import cuda_dense as cuda_conv
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from cuda_kernels import compiled, launch
-from interpreter import EARLY, LATE, Input, Output
+from ptxsim import EARLY, LATE, Input, Output
 
 ADDRESSES = [i << 44 for i in (1, 2, 3)]
 

@@ -11,7 +11,7 @@ import pytest
 from cuda_calls import matmul_call
 from cuda_kernels import execute
 from cuda_launches import PIECES
-from interpreter import LATE
+from ptxsim import LATE
 
 ROWS, DEPTH, COLUMNS = 64, 96, 64
 ROLES = {"nn": lambda a, b: (a, b), "nt": lambda a, b: (b.T, a), "tn": lambda a, b: (a.T, b)}  # operands in the order of slots

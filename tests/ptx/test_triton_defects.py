@@ -11,7 +11,7 @@ import test_conv
 import test_depthwise
 import test_matmul
 from defects import TWICE, WRONG, planted, rows, said
-from interpreter import Module
+from ptxsim import Module
 from triton_kernels import Call, call, skip_without_compiler
 
 from jaxext.kernels import conv, matmul

@@ -19,8 +19,7 @@ import test_matmul
 import test_ragged_kernel
 import test_scaled_dot
 from calls import each
-from interpreter import LATE, Fault, Module
-from opcodes import untested
+from ptxsim import LATE, Fault, Module
 from triton_kernels import CALLS, Call, call, kernel_module, skip_without_compiler
 
 from jaxext.benchmarks import compiled
@@ -39,7 +38,7 @@ skip_without_compiler()
 
 
 def run(call):
-    assert not untested(call.module)
+    assert not call.module.unverified_opcodes()
     call.execute_and_check()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interpreter import EARLY, LATE, Input, Module, Output
+from ptxsim import EARLY, LATE, Input, Module, Output
 from test_causal_kernel import CausalCall
 from test_conv import ConvCall
 from test_depthwise import DepthwiseCall
@@ -90,9 +90,8 @@ class Call:
         inputs = {slot: Input(operands[slot]) for slot in self.launch.operands}
         arguments: list[Any] = [*(inputs[slot] for slot in self.launch.operands), *results]
         (name,) = module.kernels
-        more = [0] * (len(module.kernels[name].parameters) - len(arguments))  # memory that Triton may ask for, and these kernels do not
         block = (32 * self.launch.num_warps,)
-        module.run(name, self.launch.grid, block, [*arguments, *more], shared=self.compiled.metadata.shared, late=late)
+        module.run(name, self.launch.grid, block, arguments, shared=self.compiled.metadata.shared, late=late)
         for result in results:
             assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
         return [

@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import LATE, Input, Output
+from ptxsim import LATE, Input, Output
 from snippets import both, launch
 
 RNG = np.random.default_rng(0)

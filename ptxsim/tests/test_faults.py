@@ -5,7 +5,8 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import EARLY, LATE, Fault, Input, Module, Output, map_bytes, tensor_map
+from ptxsim import EARLY, LATE, Fault, InOut, Input, Module, Output, map_bytes, tensor_map
+from ptxsim.library import library
 from snippets import HEAD, both, launch
 
 FROM, TO = 17 << 40, 18 << 40  # addresses
@@ -605,3 +606,38 @@ def test_arrays_may_not_overlap():
     with pytest.raises(ValueError, match="overlap"):
         launch("", [Input(numbers(), FROM), Output(numbers(), FROM + 124)])
     launch("", [Input(numbers(), FROM), Output(numbers(), FROM + 128)])
+
+
+def test_an_array_may_be_read_and_written():
+    counter = InOut(np.array([41], np.uint32))
+    passes("red.global.add.u32 [%d20], 1;", [counter], block=(1,))
+    assert counter.values[0] == 42 and counter.address is None
+
+
+ONE_PARAMETER = HEAD + ".visible .entry kernel(.param .u32 p) { ret; }"
+
+
+@pytest.mark.parametrize(
+    "error, wanted, run",
+    [
+        (ValueError, "must be contiguous", lambda: Output(numbers()[::2])),
+        (
+            ValueError,
+            r"a grid of \[3, 1, 1\] blocks is no multiple of a cluster of \[2, 1, 1\]",
+            lambda: passes("", grid=(3,), cluster=(2,)),
+        ),
+        (TypeError, "1025 threads, and kernel is for 1024", lambda: passes("", block=(1025,))),
+        (TypeError, "an argument of 2 bytes for a parameter of 4", lambda: Module(ONE_PARAMETER).run("kernel", (1,), (1,), [np.int16(0)])),
+        (TypeError, "2 arguments for 1 parameters of kernel", lambda: Module(ONE_PARAMETER).run("kernel", (1,), (1,), [0, 0])),
+    ],
+)
+def test_a_wrong_call_is_refused(error, wanted, run):
+    with pytest.raises(error, match=wanted):
+        run()
+
+
+def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("PTXSIM_CACHE", str(tmp_path))
+    with pytest.raises(RuntimeError, match="no-such-compiler is not found, and CXX may name another"):
+        library.__wrapped__()

@@ -1,4 +1,4 @@
-// Kernels whose results are known, for the interpreter of PTX: none has anything of ours.  tests/ptx/test_small_kernels.py runs them.
+// Kernels whose results are known, for the interpreter of PTX: none has anything of ours.  test_small_kernels.py runs them.
 #include <cooperative_groups.h>
 #include <cuda.h>
 #include <cuda_bf16.h>

@@ -122,7 +122,6 @@ T Calculate(int operation, T a, T b, T c) {
          : operation == kNeg ? -a
                              : std::fabs(a);
 }
-Format FormatOf(Type type) { return type == Type::kF16 || type == Type::kF16x2 ? kF16Format : kBF16Format; }
 // f16, bf16 and pairs of them, by way of double: exact but for the last rounding.  flag: relu behind it.
 void SmallFloats(Warp& w, const Instruction& i, Mask mask) {
   const bool pair = i.type == Type::kF16x2 || i.type == Type::kBF16x2;
@@ -131,9 +130,8 @@ void SmallFloats(Warp& w, const Instruction& i, Mask mask) {
     uint64_t bits = 0;
     for (int shift = 0; shift <= 16 * pair; shift += 16) {
       const auto value = [&](uint64_t from) { return Decode(from >> shift & 0xffff, format); };
-      double result = Calculate(i.choice, value(a), value(b), value(c));
-      if (i.flag && !(result > 0) && !std::isnan(result)) result = 0;
-      bits |= static_cast<uint64_t>(Encode(result, format)) << shift;
+      const double result = Calculate(i.choice, value(a), value(b), value(c));
+      bits |= static_cast<uint64_t>(Encode(Rectified(result, i.flag), format)) << shift;
     }
     return bits;
   });
@@ -183,8 +181,6 @@ void MulWide(Warp& w, const Instruction& i, Mask mask) {
   const auto extended = [](uint64_t from) { return static_cast<uint64_t>(static_cast<int64_t>(Get<T>(from))); };
   Each(w, i, mask, [&](uint64_t a, uint64_t b, uint64_t c) { return (extended(a) * extended(b) + (c & added)) & width; });
 }
-
-uint64_t Ones(int bits) { return bits >= 64 ? ~0ull : (1ull << bits) - 1; }
 
 void Logic(Warp& w, const Instruction& i, Mask mask) {
   const bool predicates = i.type == Type::kPred;  // whose operands may be negated
@@ -243,12 +239,7 @@ void SetP(Warp& w, const Instruction& i, Mask mask) {
     const auto combined = [&](bool x) { return with == 0 ? x : with == 1 ? x && p : with == 2 ? x || p : x != p; };
     first |= static_cast<Mask>(combined(holds)) << l, second |= static_cast<Mask>(combined(!holds)) << l;
   });
-  const bool two = !o[0].parts.empty();
-  Row& d = w.Write(two ? o[0].parts[0] : o[0]);
-  ForLanes(mask, [&](int l) { d[l] = first >> l & 1; });
-  if (!two) return;
-  Row& e = w.Write(o[0].parts[1]);
-  ForLanes(mask, [&](int l) { e[l] = second >> l & 1; });
+  WriteOneOrTwo(w, o[0], mask, [&](int l) { return first >> l & 1; }, [&](int l) { return second >> l & 1; });
 }
 
 void SelP(Warp& w, const Instruction& i, Mask mask) {
@@ -275,7 +266,7 @@ void Move(Warp& w, const Instruction& i, Mask mask) {
     const int each = bits / static_cast<int>(from.parts.size());
     for (size_t n = 0; n < from.parts.size(); ++n) {
       const Row& a = w.Read(from.parts[n]);
-      ForLanes(mask, [&](int l) { packed[l] |= (a[l] & ((1ull << each) - 1)) << each * n; });
+      ForLanes(mask, [&](int l) { packed[l] |= (a[l] & Ones(each)) << each * n; });
     }
     Row& d = w.Write(to);
     ForLanes(mask, [&](int l) { d[l] = packed[l]; });
@@ -284,7 +275,7 @@ void Move(Warp& w, const Instruction& i, Mask mask) {
     const int each = bits / static_cast<int>(to.parts.size());
     for (size_t n = 0; n < to.parts.size(); ++n) {
       Row& d = w.Write(to.parts[n]);
-      ForLanes(mask, [&](int l) { d[l] = a[l] >> each * n & ((1ull << each) - 1); });
+      ForLanes(mask, [&](int l) { d[l] = a[l] >> each * n & Ones(each); });
     }
   }
 }

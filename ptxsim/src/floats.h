@@ -63,6 +63,9 @@ inline uint32_t Encode(double value, Format f, Rounding rounding = Rounding::kNe
   return sign | static_cast<uint32_t>(bits);
 }
 
+// relu, which NaN passes by
+inline double Rectified(double value, bool relu) { return relu && value <= 0 ? 0 : value; }
+
 inline float FloatOf(uint64_t bits) {
   const auto low = static_cast<uint32_t>(bits);
   float value;

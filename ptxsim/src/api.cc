@@ -1,4 +1,4 @@
-// What Python calls: ../ptx/interpreter.py.
+// What Python calls: ../ptxsim/module.py.
 #include <algorithm>
 #include <string>
 

@@ -41,20 +41,19 @@ namespace {
 
 void CheckWriter(Warp& warp, Cta& cta, const Cell& cell, const char* does, int64_t address) {
   if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
-    throw Fault(std::string("race: ") + does + " shared memory at " + std::to_string(address) + ", which " + Who(cta, cell.writer) +
-                " wrote, and no barrier is between");
+    throw Fault("race: ", does, " shared memory at ", address, ", which ", Who(cta, cell.writer), " wrote, and no barrier is between");
 }
 void CheckReaders(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, const char* does, int64_t address) {
   for (int r = 0; r < cta.cluster->clocks; ++r) {
     if (!Before(warp, r, readers[r]))
-      throw Fault(std::string("race: ") + does + " shared memory at " + std::to_string(address) + ", which " + Who(cta, r) +
-                  (cell.atomic ? " changes by an atomic operation" : " reads") + ", and no barrier is between");
+      throw Fault("race: ", does, " shared memory at ", address, ", which ", Who(cta, r),
+                  (cell.atomic ? " changes by an atomic operation" : " reads"), ", and no barrier is between");
   }
 }
 
 // Nothing that the warp has not waited for may have read or written the cell; atomic operations do not race with each other.
 void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, int64_t address, bool atomic = false) {
-  const auto stop = [&](const char* why) { throw Fault("writes shared memory at " + std::to_string(address) + why); };
+  const auto stop = [&](const char* why) { throw Fault("writes shared memory at ", address, why); };
   if (cell.mbarrier) stop(", which is an mbarrier");
   if (cell.arriving) stop(", into which a copy is under way");
   if (cell.reading) stop(", which a copy or a wgmma under way still reads");
@@ -66,8 +65,7 @@ void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* read
 void CheckLanes(const Warp& warp, const Cell& cell, bool write, int64_t address) {
   const uint32_t now = warp.clocks.seen[warp.clock_index];
   const auto stop = [&](const char* does, const char* other) {
-    throw Fault(std::string("race: ") + does + " shared memory at " + std::to_string(address) + ", which " + other +
-                ", and no bar.warp.sync is between");
+    throw Fault("race: ", does, " shared memory at ", address, ", which ", other, ", and no bar.warp.sync is between");
   };
   const bool written = cell.writer == warp.clock_index && cell.written_at == now && cell.lane >= 0;
   if (!write && written && cell.lane != warp.lane) stop("reads", "another lane of the warp wrote");
@@ -76,7 +74,7 @@ void CheckLanes(const Warp& warp, const Cell& cell, bool write, int64_t address)
 }
 
 void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes, bool atomic) {
-  const auto stop = [&](const char* why) { throw Fault("reads shared memory at " + std::to_string(address) + why); };
+  const auto stop = [&](const char* why) { throw Fault("reads shared memory at ", address, why); };
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
     if (cell.arriving) stop(", into which a copy is under way");
     CheckWriter(warp, cta, cell, "reads", address);
@@ -98,14 +96,13 @@ std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes) {
   Cta* cta = warp.cta;
   const uint64_t block = address >> 24;  // mapa puts the rank + 1 there
   if (block) {
-    if (block > cta->cluster->ctas.size()) throw Fault("no shared memory at " + Hex(address));
+    if (block > cta->cluster->ctas.size()) throw Fault("no shared memory at ", Hex(address));
     cta = cta->cluster->ctas[block - 1].get();
     if (cta->threads_left == 0) throw Fault("accesses shared memory of a block that has ended");
   }
   const int64_t at = address & 0xffffff;
   if (at < kSharedStart || at + bytes > static_cast<int64_t>(cta->shared.size())) {
-    throw Fault("outside of shared memory: " + std::to_string(at) + " of " + std::to_string(kSharedStart) + " to " +
-                std::to_string(cta->shared.size()));
+    throw Fault("outside of shared memory: ", at, " of ", kSharedStart, " to ", cta->shared.size());
   }
   return {cta, at};
 }
@@ -121,8 +118,8 @@ static void CheckRace(const Warp& warp, Region& region, int64_t at, int64_t byte
   for (int64_t i = at; i < at + bytes; ++i) {
     const auto check = [&](int32_t number, int32_t clock, uint32_t when) {
       if (number == cluster.number && Before(warp, clock, when)) return;
-      throw Fault(std::string("race: ") + (write ? "writes" : "reads") + " byte " + std::to_string(i) + " of an array, which " +
-                  (number == cluster.number ? Who(*warp.cta, clock) : "a block of another cluster") + " wrote, and no barrier is between");
+      throw Fault("race: ", (write ? "writes" : "reads"), " byte ", i, " of an array, which ",
+                  (number == cluster.number ? Who(*warp.cta, clock) : "a block of another cluster"), " wrote, and no barrier is between");
     };
     Writer& writer = region.writers[i];
     if (writer.cluster >= 0) check(writer.cluster, writer.clock, writer.at);
@@ -143,11 +140,11 @@ uint8_t* Global(const Warp& warp, uint64_t address, int64_t bytes, bool write, b
     const int64_t at = static_cast<int64_t>(address - region.address);
     if (at < 0 || at + bytes > region.bytes) continue;
     if (write) {
-      if (!region.written) throw Fault("writes into an input, at byte " + std::to_string(at));
+      if (!region.written) throw Fault("writes into an input, at byte ", at);
       for (int64_t i = 0; i < bytes; ++i) region.written[at + i] += region.written[at + i] < 255;
     } else if (region.written) {
       if (std::count(region.written + at, region.written + at + bytes, 0))
-        throw Fault("reads byte " + std::to_string(at) + " of an array, which nothing has written");
+        throw Fault("reads byte ", at, " of an array, which nothing has written");
     }
     if (region.written) CheckRace(warp, region, at, bytes, write, atomic);
     return region.data + at;
@@ -158,7 +155,7 @@ uint8_t* Global(const Warp& warp, uint64_t address, int64_t bytes, bool write, b
     const int64_t at = static_cast<int64_t>(address - region.address), beyond = at < 0 ? -at : at - region.bytes;
     if (beyond < least) least = beyond, nearest = ", byte " + std::to_string(at) + " of an array of " + std::to_string(region.bytes);
   }
-  throw Fault(std::string(write ? "writes" : "reads") + " outside of all arrays: " + Hex(address) + nearest);
+  throw Fault(write ? "writes" : "reads", " outside of all arrays: ", Hex(address), nearest);
 }
 
 // Generic addresses are those of one of the spaces.
@@ -178,8 +175,7 @@ static std::pair<Cta*, int64_t> InShared(Warp& warp, Space space, uint64_t addre
 }
 
 static uint8_t* Private(std::vector<uint8_t>& memory, uint64_t address, int bytes, const char* what) {
-  if (address + bytes > memory.size())
-    throw Fault("outside of the " + std::string(what) + ": byte " + std::to_string(address) + " of " + std::to_string(memory.size()));
+  if (address + bytes > memory.size()) throw Fault("outside of the ", what, ": byte ", address, " of ", memory.size());
   return memory.data() + address;
 }
 
@@ -251,7 +247,7 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
 }
 
 void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
-  const auto stop = [&](const std::string& why) { throw Fault("reads shared memory at " + std::to_string(address) + why); };
+  const auto stop = [&](const std::string& why) { throw Fault("reads shared memory at ", address, why); };
   const auto check_fenced = [&](int clock, uint32_t when) {
     if (clock < cta.cluster->clocks && issuer.clocks.fenced[clock] < when)
       stop(" by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, clock));

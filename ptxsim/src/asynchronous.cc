@@ -10,14 +10,14 @@ namespace {
 
 MBarrier& MBarrierAt(Cta& cta, int64_t address) {
   auto found = cta.mbarriers.find(address);
-  if (found == cta.mbarriers.end()) throw Fault("no mbarrier was initialised at " + std::to_string(address));
+  if (found == cta.mbarriers.end()) throw Fault("no mbarrier was initialised at ", address);
   return found->second;
 }
 // As above, for a warp that uses it.
 MBarrier& MBarrierAt(const Warp& w, Cta& cta, int64_t address) {
   MBarrier& barrier = MBarrierAt(cta, address);
   if (!Before(w, barrier.made_by, barrier.made_at) && barrier.made_at > w.clocks.Inits(barrier.made_by))
-    throw Fault("race: uses " + barrier.name + ", which another warp initialised (" + Who(cta, barrier.made_by) +
+    throw Fault("race: uses ", barrier.name, ", which another warp initialised (", Who(cta, barrier.made_by),
                 "), and no barrier is between");
   return barrier;
 }
@@ -27,12 +27,12 @@ void RequireOwn(const Warp& w, const Cta* cta) {
 
 void CountBytes(MBarrier& barrier, int64_t bytes) {
   barrier.bytes += bytes;
-  if (std::abs(barrier.bytes) >= 1 << 20) throw Fault(barrier.name + " expects " + std::to_string(barrier.bytes) + " bytes");
+  if (std::abs(barrier.bytes) >= 1 << 20) throw Fault(barrier.name, " expects ", barrier.bytes, " bytes");
 }
 
 void EndPhase(MBarrier& barrier) {
   if (barrier.pending == 0 && barrier.bytes < 0)
-    throw Fault("all have arrived at " + barrier.name + ", and " + std::to_string(-barrier.bytes) + " bytes more than they expect");
+    throw Fault("all have arrived at ", barrier.name, ", and ", -barrier.bytes, " bytes more than they expect");
   if (barrier.pending || barrier.bytes) return;
   barrier.pending = barrier.expected;
   ++barrier.phase;
@@ -42,8 +42,7 @@ void EndPhase(MBarrier& barrier) {
 }
 
 void Arrive(Warp& w, MBarrier& barrier, int64_t count, int64_t bytes) {
-  if (barrier.pending < count)
-    throw Fault("more arrivals at " + barrier.name + " than the " + std::to_string(barrier.expected) + " that it expects");
+  if (barrier.pending < count) throw Fault("more arrivals at ", barrier.name, " than the ", barrier.expected, " that it expects");
   w.Release(barrier.arriving);
   CountBytes(barrier, bytes), barrier.pending -= count;
   EndPhase(barrier);
@@ -59,12 +58,11 @@ void Init(Warp& w, const Instruction& i, Mask mask) {
   const Row& count = w.Read(i.operands[1]);
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, i.operands[0], l);
-    if (at % 8) throw Fault("an mbarrier at " + std::to_string(at) + ", which is no multiple of 8");
+    if (at % 8) throw Fault("an mbarrier at ", at, ", which is no multiple of 8");
     RequireOwn(w, cta);
     MBarrier barrier;
     barrier.expected = barrier.pending = static_cast<int64_t>(count[l] & 0xffffffff);
-    if (barrier.expected < 1 || barrier.expected >= 1 << 20)
-      throw Fault("an mbarrier for " + std::to_string(barrier.expected) + " arrivals");
+    if (barrier.expected < 1 || barrier.expected >= 1 << 20) throw Fault("an mbarrier for ", barrier.expected, " arrivals");
     Cluster& cluster = *cta->cluster;
     barrier.name = "the mbarrier at " + std::to_string(at) + " of block " + std::to_string(cta->rank);
     barrier.clock = cluster.clocks + static_cast<int>(cluster.mbarriers.size());
@@ -99,7 +97,7 @@ void TryWait(Warp& w, const Instruction& i, Mask mask) {
     auto [cta, at] = At(w, o[1], l);
     RequireOwn(w, cta);
     MBarrier& barrier = MBarrierAt(w, *cta, at);
-    if (parity[l] > 1) throw Fault("waits for parity " + std::to_string(parity[l]));
+    if (parity[l] > 1) throw Fault("waits for parity ", parity[l]);
     done[l] = (barrier.phase & 1) != parity[l];
     all &= done[l];
   });
@@ -124,8 +122,8 @@ void TryWait(Warp& w, const Instruction& i, Mask mask) {
 const TensorMap& MapAt(Warp& w, int lane, uint64_t address) {
   constexpr uint64_t kMagic = 0x70616d20726f736e;  // what the stand-in of cuTensorMapEncode* wrote, and then the index
   w.lane = lane;
-  if (address % 64) throw Fault("a tensor map at " + std::to_string(address) + ", which is no multiple of 64");
-  if (Load(w, lane, Space::kGeneric, address, 8) != kMagic) throw Fault("there is no tensor map at " + std::to_string(address));
+  if (address % 64) throw Fault("a tensor map at ", address, ", which is no multiple of 64");
+  if (Load(w, lane, Space::kGeneric, address, 8) != kMagic) throw Fault("there is no tensor map at ", address);
   return w.cta->cluster->launch->maps.at(Load(w, lane, Space::kGeneric, address + 8, 8));
 }
 
@@ -184,6 +182,11 @@ int64_t BoxBytes(const TensorMap& map) {
 // 16-byte chunks of rows of the box change places by the address's higher bits.
 int64_t Swizzled(const TensorMap& map, int64_t address) { return map.swizzle ? address ^ (address >> 3 & (map.swizzle - 16)) : address; }
 
+void CheckAligned(const TensorMap& map, const char* copies, int64_t address) {
+  const int64_t align = map.swizzle ? map.swizzle * 8 : 128;
+  if (address % align) throw Fault(copies, address, ", which is no multiple of ", align);
+}
+
 struct Box {
   const TensorMap* map;
   int64_t coordinates[5], offsets[3] = {};
@@ -193,7 +196,7 @@ Box BoxOf(Warp& w, const Operand& tensor, int lane) {
   Box box{};
   box.map = &MapAt(w, lane, w.Read(tensor.parts[0])[lane] + tensor.parts[0].offset);
   const auto& at = tensor.parts[1].parts;
-  if (static_cast<int64_t>(at.size()) != box.map->rank) throw Fault("a tensor map of rank " + std::to_string(box.map->rank));
+  if (static_cast<int64_t>(at.size()) != box.map->rank) throw Fault("a tensor map of rank ", box.map->rank);
   for (size_t a = 0; a < at.size(); ++a) box.coordinates[a] = Get<int32_t>(w.Read(at[a])[lane]);
   return box;
 }
@@ -215,8 +218,7 @@ void TensorLoad(Warp& w, const Instruction& i, Mask mask) {
     const int64_t bytes = BoxBytes(map);
     auto [home, to] = At(w, o[0], l, bytes);
     auto [barrier_home, barrier] = At(w, o[2], l);
-    const int64_t align = map.swizzle ? map.swizzle * 8 : 128;
-    if (to % align) throw Fault("copies to " + std::to_string(to) + ", which is no multiple of " + std::to_string(align));
+    CheckAligned(map, "copies to ", to);
     Mask blocks = 1u << home->rank;
     if (i.flag) blocks = w.Read(o[next])[l] & 0xffff;
     if (blocks >> cluster.ctas.size()) throw Fault("multicasts to blocks that the cluster has not");
@@ -266,8 +268,7 @@ void TensorStore(Warp& w, const Instruction& i, Mask mask) {
     if (box.map->im2col) throw Fault("the tensor map is of the other kind");
     const int64_t bytes = BoxBytes(*box.map);
     auto [cta, from] = At(w, o[1], l, bytes);
-    const int64_t align = box.map->swizzle ? box.map->swizzle * 8 : 128;
-    if (from % align) throw Fault("copies from " + std::to_string(from) + ", which is no multiple of " + std::to_string(align));
+    CheckAligned(*box.map, "copies from ", from);
     BeginAsyncRead(w, *cta, from, bytes);
     auto act = [&w, cta = cta, box, from = from] {
       ForBox(*box.map, box.coordinates, box.offsets, [&](int64_t offset, int64_t address) {
@@ -311,15 +312,13 @@ void InitFence(Warp& w, const Instruction&, Mask) {
 }
 void Fence(Warp& w, const Instruction&, Mask) { w.Release(w.released); }
 
-void Nothing(Warp&, const Instruction&, Mask) {}
-
 // mapa: the address in another block of the cluster.  flag: of a .shared::cluster address, not of a generic one
 void MapAddress(Warp& w, const Instruction& i, Mask mask) {
   const Row &a = w.Read(i.operands[1]), &rank = w.Read(i.operands[2]);
   Row& d = w.Write(i.operands[0]);
   ForLanes(mask, [&](int l) {
     w.lane = l;
-    if (rank[l] >= w.cta->cluster->ctas.size()) throw Fault("no block " + std::to_string(rank[l]) + " in the cluster");
+    if (rank[l] >= w.cta->cluster->ctas.size()) throw Fault("no block ", rank[l], " in the cluster");
     const uint64_t window = a[l] & ~(kWindowSize - 1);
     if (window != (i.flag ? 0 : kSharedWindow)) throw Fault("mapa of an address that is not in shared memory");
     d[l] = window | (a[l] & 0xffffff) | (rank[l] + 1) << 24;
@@ -343,7 +342,6 @@ bool DecodeAsynchronous(Instruction& instruction) {
     handler = MapAddress;
     return m.empty();
   }
-  if (name == "prefetch" || name == "griddepcontrol") return handler = Nothing, true;
   if (name == "mbarrier") {
     m.Ignore("b64", "shared", "shared::cta", "shared::cluster", "release", "acquire", "cta", "cluster");
     if (m.Take("init"))
@@ -352,10 +350,8 @@ bool DecodeAsynchronous(Instruction& instruction) {
       handler = ArriveAt, instruction.choice = m.Take("expect_tx") ? 1 : 0;
     else if (m.Take("expect_tx"))
       handler = ArriveAt, instruction.choice = 2, m.Ignore("relaxed");
-    else if (m.Take("try_wait"))
+    else if (instruction.flag = m.Take("test_wait"); instruction.flag || m.Take("try_wait"))
       handler = m.Take("parity") ? TryWait : nullptr;
-    else if (m.Take("test_wait"))
-      handler = m.Take("parity") ? TryWait : nullptr, instruction.flag = true;
     return handler != nullptr && m.empty();
   }
   if (name != "cp" || !m.Take("async") || !m.Take("bulk")) return false;

@@ -34,11 +34,11 @@ void Warp::Acquire(const Clocks& from) {
 }
 
 void Warp::CheckFlight(int slot) {
-  if (in_flight[slot]) throw Fault("accesses " + kernel->slot_names[slot] + ", which a wgmma under way writes");
+  if (in_flight[slot]) throw Fault("accesses ", kernel->slot_names[slot], ", which a wgmma under way writes");
 }
 
 void Warp::CheckTaken(int slot) {
-  if (taken[slot]) throw Fault("writes " + kernel->slot_names[slot] + ", which a wgmma under way reads");
+  if (taken[slot]) throw Fault("writes ", kernel->slot_names[slot], ", which a wgmma under way reads");
 }
 
 Mask Warp::Predicate(const Operand& operand) {
@@ -122,7 +122,7 @@ bool RunWarp(Warp& w) {
     while (!w.moved) {
       if (w.at >= static_cast<int>(code.size())) throw Fault("runs behind the kernel's last instruction");
       const Instruction& instruction = code[w.at];
-      if (++launch.steps > launch.most_steps) throw Fault("more than " + std::to_string(launch.most_steps) + " instructions");
+      if (++launch.steps > launch.most_steps) throw Fault("more than ", launch.most_steps, " instructions");
       const Mask mask = instruction.guard.slot < 0 ? w.active : w.active & w.Predicate(instruction.guard);
       w.next = w.at + 1;
       w.lane = -1;
@@ -194,7 +194,7 @@ void FillSpecials(Warp& w, const Launch& launch) {
     values["%lanemask_eq"] = 1u << lane;
     for (const auto& [name, slot] : w.kernel->specials) {
       const auto found = values.find(name);
-      if (found == values.end()) throw Fault("unknown special register " + name);
+      if (found == values.end()) throw Fault("unknown special register ", name);
       w.rows[slot][lane] = found->second;
     }
   }
@@ -258,12 +258,12 @@ void RunCluster(Launch& launch, int number, std::array<uint32_t, 3> first) {
         try {
           progress |= RunWarp(*w);
         } catch (const Fault& fault) {
-          throw Fault(fault.what() + Where(*w));
+          throw Fault(fault.what(), Where(*w));
         }
       }
     }
     if (progress) continue;
-    if (cluster.copies.empty()) throw Fault("deadlock: no thread can go on" + WhoWaits(cluster));
+    if (cluster.copies.empty()) throw Fault("deadlock: no thread can go on", WhoWaits(cluster));
     auto copy = std::move(cluster.copies.back());  // the newest: nobody may count on their order
     cluster.copies.pop_back();
     copy.second();

@@ -59,9 +59,7 @@ class Parser {
  private:
   enum class Where { kGlobals, kShared, kLocal };
 
-  [[noreturn]] void Stop(const std::string& why) {
-    throw Fault("line " + std::to_string(Line()) + ": " + why + ": " + std::string(text_.substr(at_, 100)));
-  }
+  [[noreturn]] void Stop(const std::string& why) { throw Fault("line ", Line(), ": ", why, ": ", std::string(text_.substr(at_, 100))); }
   int Line() {
     for (; counted_ < at_; ++counted_) lines_ += text_[counted_] == '\n';
     return lines_ + 1;
@@ -407,6 +405,22 @@ int BitsOf(Type type) {
 
 bool IsSigned(Type type) {
   return type == Type::kS8 || type == Type::kS16 || type == Type::kS32 || type == Type::kS64 || type == Type::kS16x2;
+}
+
+bool IsFloat(Type t) { return t == Type::kF16 || t == Type::kBF16 || t == Type::kF32 || t == Type::kTF32; }
+
+Format FormatOf(Type t) {
+  return t == Type::kF16 || t == Type::kF16x2     ? kF16Format
+         : t == Type::kBF16 || t == Type::kBF16x2 ? kBF16Format
+         : t == Type::kE4M3 || t == Type::kE4M3x2 ? kE4M3Format
+         : t == Type::kE5M2 || t == Type::kE5M2x2 ? kE5M2Format
+         : t == Type::kTF32                       ? kTF32Format
+                                                  : kF32Format;
+}
+
+int64_t IntegerIn(uint64_t bits, Type type) {
+  const int unused = 64 - BitsOf(type);
+  return IsSigned(type) ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits << unused >> unused);
 }
 
 bool Modifiers::Take(std::string_view name) {

@@ -23,6 +23,16 @@ void Complete(Barrier& barrier) {
   barrier.completed = std::exchange(barrier.arriving, {});
 }
 
+// Until the generation of arrivals is complete.
+void Await(Warp& w, Mask mask, Barrier& barrier, uint32_t generation, const std::string& what) {
+  const auto complete = [&w, &barrier, generation] {
+    if (barrier.generation == generation) return false;
+    w.Acquire(barrier.completed);
+    return true;
+  };
+  if (!complete()) ForLanes(mask, [&](int l) { w.Wait(l, what, complete, false); });
+}
+
 // ret and exit
 void End(Warp& w, const Instruction&, Mask mask) {
   if (!w.open_wgmma.empty() || !w.wgmma_groups.empty()) throw Fault("ends while a wgmma is under way");
@@ -54,34 +64,23 @@ void Bar(Warp& w, const Instruction& i, Mask mask) {
   if (!w.Together(kAll)) return;
   const auto operand = [&](size_t n) { return static_cast<int64_t>(w.Read(i.operands[n])[__builtin_ctz(mask)]); };
   const int64_t number = i.operands.empty() ? 0 : operand(0);
-  if (number < 0 || number > 15) throw Fault("barrier " + std::to_string(number));
+  if (number < 0 || number > 15) throw Fault("barrier ", number);
   Cta& cta = *w.cta;
   Barrier& barrier = cta.barriers[number];
   const bool all = i.operands.size() < 2;
   const int64_t wanted = all ? -1 : operand(1);
   if (barrier.arrived && barrier.wanted != wanted)
-    throw Fault("barrier " + std::to_string(number) + " for " + std::to_string(wanted) + " threads, and others wait at it for " +
-                std::to_string(barrier.wanted));
-  if (!all && (wanted <= 0 || wanted % kLanes)) throw Fault("a barrier of " + std::to_string(wanted) + " threads");
+    throw Fault("barrier ", number, " for ", wanted, " threads, and others wait at it for ", barrier.wanted);
+  if (!all && (wanted <= 0 || wanted % kLanes)) throw Fault("a barrier of ", wanted, " threads");
   barrier.wanted = wanted;
   barrier.arrived += all ? __builtin_popcount(mask) : kLanes;
   w.Release(barrier.arriving);
   const int64_t limit = all ? cta.threads_left : wanted;
-  if (barrier.arrived > limit) throw Fault("more threads than wanted at barrier " + std::to_string(number));
+  if (barrier.arrived > limit) throw Fault("more threads than wanted at barrier ", number);
   const uint32_t generation = barrier.generation;
   if (barrier.arrived == limit) Complete(barrier);
   if (i.flag) return;
-  if (barrier.generation != generation) return w.Acquire(barrier.completed);
-  ForLanes(mask, [&](int l) {
-    w.Wait(
-        l, "barrier " + std::to_string(number) + " (" + std::to_string(barrier.arrived) + " threads have come)",
-        [&w, &barrier, generation] {
-          if (barrier.generation == generation) return false;
-          w.Acquire(barrier.completed);
-          return true;
-        },
-        false);
-  });
+  Await(w, mask, barrier, generation, Text("barrier ", number, " (", barrier.arrived, " threads have come)"));
 }
 
 // One of some lanes counts for all.
@@ -107,17 +106,7 @@ void ClusterWait(Warp& w, const Instruction&, Mask mask) {
   Barrier& barrier = w.cta->cluster->barrier;
   if (w.cluster_waits < 0) throw Fault("waits at the cluster's barrier, where it has not arrived");
   const uint32_t generation = static_cast<uint32_t>(std::exchange(w.cluster_waits, -1));
-  if (barrier.generation != generation) return w.Acquire(barrier.completed);
-  ForLanes(mask, [&](int l) {
-    w.Wait(
-        l, "the cluster's barrier",
-        [&w, &barrier, generation] {
-          if (barrier.generation == generation) return false;
-          w.Acquire(barrier.completed);
-          return true;
-        },
-        false);
-  });
+  Await(w, mask, barrier, generation, "the cluster's barrier");
 }
 
 Mask MaskOperand(Warp& w, const Operand& operand, Mask mask) { return static_cast<Mask>(w.Read(operand)[__builtin_ctz(mask)]); }
@@ -127,9 +116,8 @@ void Shuffle(Warp& w, const Instruction& i, Mask mask) {
   const auto& o = i.operands;
   if (!w.Together(MaskOperand(w, o[4], mask))) return;
   const Row a = w.Read(o[1]), b = w.Read(o[2]), c = w.Read(o[3]);
-  const bool two = !o[0].parts.empty();
-  Row& d = w.Write(two ? o[0].parts[0] : o[0]);
   Mask inside = 0;
+  std::array<int, kLanes> source;
   ForLanes(mask, [&](int l) {
     const int clamp = c[l] & 31, segment = c[l] >> 8 & 31, by = b[l] & 31;
     const int last = (l & segment) | (clamp & ~segment), first = l & segment;
@@ -150,13 +138,11 @@ void Shuffle(Warp& w, const Instruction& i, Mask mask) {
     }
     if (!ok) from = l;
     w.lane = l;
-    if (!(mask >> from & 1)) throw Fault("shuffles from lane " + std::to_string(from) + ", which does not take part");
-    d[l] = a[from] & 0xffffffff;
+    if (!(mask >> from & 1)) throw Fault("shuffles from lane ", from, ", which does not take part");
+    source[l] = from;
     inside |= static_cast<Mask>(ok) << l;
   });
-  if (!two) return;
-  Row& p = w.Write(o[0].parts[1]);
-  ForLanes(mask, [&](int l) { p[l] = inside >> l & 1; });
+  WriteOneOrTwo(w, o[0], mask, [&](int l) { return a[source[l]] & 0xffffffff; }, [&](int l) { return inside >> l & 1; });
 }
 
 // vote.sync.{ballot, any, all, uni} d, p, membermask
@@ -195,12 +181,7 @@ void Elect(Warp& w, const Instruction& i, Mask mask) {
   const auto& o = i.operands;
   if (!w.Together(MaskOperand(w, o[1], mask))) return;
   const int leader = __builtin_ctz(mask);
-  if (o[0].parts[0].slot >= 0) {
-    Row& d = w.Write(o[0].parts[0]);
-    ForLanes(mask, [&](int l) { d[l] = leader; });
-  }
-  Row& p = w.Write(o[0].parts[1]);
-  ForLanes(mask, [&](int l) { p[l] = l == leader; });
+  WriteOneOrTwo(w, o[0], mask, [&](int) { return leader; }, [&](int l) { return l == leader; });
 }
 
 void ActiveMask(Warp& w, const Instruction& i, Mask mask) {
@@ -212,14 +193,13 @@ void ActiveMask(Warp& w, const Instruction& i, Mask mask) {
 void SetMaxNReg(Warp& w, const Instruction& i, Mask mask) {
   if (!w.Together(kAll)) return;
   const int64_t registers = static_cast<int64_t>(w.Read(i.operands[0])[__builtin_ctz(mask)]);
-  if (registers < 24 || registers > 256 || registers % 8) throw Fault("setmaxnreg " + std::to_string(registers));
+  if (registers < 24 || registers > 256 || registers % 8) throw Fault("setmaxnreg ", registers);
   w.registers = static_cast<int>(registers);
   int64_t sum = 0;
   for (auto& other : w.cta->warps) sum += other->registers * kLanes;
-  if (sum > 65536) throw Fault("setmaxnreg: warps of the block have " + std::to_string(sum) + " registers, more than 65536");
+  if (sum > 65536) throw Fault("setmaxnreg: warps of the block have ", sum, " registers, more than 65536");
 }
 
-void Nothing(Warp&, const Instruction&, Mask) {}
 void Trap(Warp&, const Instruction&, Mask) { throw Fault("the kernel traps"); }
 
 }  // namespace
@@ -272,7 +252,8 @@ bool DecodeWarp(Instruction& instruction) {
   } else if (name == "setmaxnreg") {
     m.Ignore("inc", "dec", "sync", "aligned", "u32");
     handler = SetMaxNReg;
-  } else if (name == "membar" || name == "griddepcontrol" || name == "nanosleep" || name == "pmevent") {
+  } else if (name == "membar" || name == "griddepcontrol" || name == "nanosleep" || name == "pmevent" || name == "prefetch" ||
+             name == "prefetchu" || name == "discard" || name == "applypriority") {
     return handler = Nothing, true;
   }
   return handler != nullptr && m.empty();

@@ -20,15 +20,7 @@ Space TakeSpace(Modifiers& m) {
 
 void CheckAligned(Warp& w, int lane, uint64_t address, int bytes) {
   w.lane = lane;
-  if (address % bytes) throw Fault("address " + std::to_string(address) + " is no multiple of " + std::to_string(bytes));
-}
-
-// To the width of the register.
-uint64_t Extend(uint64_t value, Type type, int width) {
-  const int bits = BitsOf(type);
-  if (!IsSigned(type) || bits >= width) return value;
-  const uint64_t extended = static_cast<uint64_t>(static_cast<int64_t>(value << (64 - bits)) >> (64 - bits));
-  return width == 64 ? extended : extended & ((1ull << width) - 1);
+  if (address % bytes) throw Fault("address ", address, " is no multiple of ", bytes);
 }
 
 template <class F>
@@ -48,8 +40,8 @@ void Ld(Warp& w, const Instruction& i, Mask mask) {
   });
   ForParts(i.operands[0], [&](const Operand& to, int n) {
     Row& d = w.Write(to);
-    const int width = to.slot < 0 ? 64 : w.kernel->slot_bits[to.slot];
-    ForLanes(mask, [&](int l) { d[l] = Extend(Load(w, l, i.space, from[l] + n * bytes, bytes), i.type, width); });
+    const uint64_t width = Ones(to.slot < 0 ? 64 : w.kernel->slot_bits[to.slot]);  // of the register, to which a number is extended
+    ForLanes(mask, [&](int l) { d[l] = IntegerIn(Load(w, l, i.space, from[l] + n * bytes, bytes), i.type) & width; });
   });
 }
 
@@ -88,10 +80,10 @@ void CpAsync(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     const int bytes = static_cast<int>(count[l]), given = static_cast<int>(read[l] & 0xffffffff);
     const uint64_t address = from[l] + o[1].offset;
-    if (bytes != 4 && bytes != 8 && bytes != 16) throw Fault("copies " + std::to_string(bytes) + " bytes");
+    if (bytes != 4 && bytes != 8 && bytes != 16) throw Fault("copies ", bytes, " bytes");
     CheckAligned(w, l, to[l] + o[0].offset, bytes);
     CheckAligned(w, l, address, bytes);
-    if (given < 0 || given > bytes) throw Fault("copies " + std::to_string(given) + " of " + std::to_string(bytes) + " bytes");
+    if (given < 0 || given > bytes) throw Fault("copies ", given, " of ", bytes, " bytes");
     auto [cta, at] = InShared(w, to[l] + o[0].offset, bytes);
     if (given) Global(w, address, given, false);
     BeginAsyncWrite(w, *cta, at, bytes);
@@ -123,14 +115,11 @@ void WaitCopies(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
-void Nothing(Warp&, const Instruction&, Mask) {}
-
 }  // namespace
 
 bool DecodeMemory(Instruction& instruction) {
   Modifiers m(instruction);
   const std::string& name = instruction.name;
-  if (name == "prefetch" || name == "prefetchu" || name == "discard" || name == "applypriority") return instruction.handler = Nothing, true;
   if (name == "cp" && m.Take("async") && !m.Take("bulk")) {
     if (m.Take("commit_group")) return instruction.handler = CommitCopies, m.empty();
     if (m.Take("wait_group") || m.Take("wait_all")) return instruction.handler = WaitCopies, m.empty();

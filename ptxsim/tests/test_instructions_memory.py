@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import Input, Output
+from ptxsim import Input, Output
 from snippets import both, launch
 
 RNG = np.random.default_rng(0)

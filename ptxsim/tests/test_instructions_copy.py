@@ -6,7 +6,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import LATE, Input, Output, map_bytes, tensor_map
+from ptxsim import LATE, Input, Output, map_bytes, tensor_map
 from snippets import both, launch
 
 RNG = np.random.default_rng(0)

@@ -1,15 +1,15 @@
-"""Kernels that have nothing of ours, on the interpreter: what it gives for them is known."""
+"""Small CUDA kernels, whose results are known, and faults where a barrier is dropped."""
 
 import functools
 import pathlib
+import re
 import shutil
 import subprocess
 
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import Array, Input, Module, Output, map_bytes, tensor_map
-from opcodes import untested
+from ptxsim import LATE, Array, Fault, Input, Module, Output, map_bytes, tensor_map
 from snippets import both
 
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc here")
 
 @functools.cache
 def kernels() -> Module:
-    source = pathlib.Path(__file__).parent / "cuda/small.cu"
+    source = pathlib.Path(__file__).parent / "small.cu"
     done = subprocess.run([str(NVCC), "-ptx", "-arch=sm_90a", "-std=c++17", source, "-o", "-"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     module = Module(done.stdout)
-    assert not (without_test := untested(module)), without_test
+    assert not (without_test := module.unverified_opcodes()), without_test
     return module
 
 
@@ -113,3 +113,26 @@ def test_narrow_types_round_as_numpy_does():
         for column, dtype in [(2, ml_dtypes.float8_e4m3fn), (3, ml_dtypes.float8_e5m2)]:
             largest = np.float32(ml_dtypes.finfo(dtype).max)
             np.testing.assert_array_equal(rounded.values[:, column], np.clip(values, -largest, largest).astype(dtype).astype(np.float32))
+
+
+WITH_BARRIERS = {
+    "Sum": test_sum,
+    "Transpose": test_transpose,
+    "Compact": test_compact,
+    "Histogram": test_histogram,
+    "Stencil": functools.partial(test_stencil, LATE),
+    "Twice": functools.partial(test_tensor_memory_accelerator, LATE),
+}
+
+
+@pytest.mark.parametrize("name", WITH_BARRIERS)
+def test_each_barrier_is_needed(name, monkeypatch):
+    before, entry, rest = kernels().ptx.partition(f".entry {name}(")
+    kernel, following, others = rest.partition(".entry ")
+    barriers = [*re.finditer(r"bar\.sync\s+0;", kernel)]
+    assert barriers
+    for barrier in barriers:
+        broken = Module(before + entry + kernel[: barrier.start()] + kernel[barrier.end() :] + following + others)
+        monkeypatch.setattr(f"{__name__}.kernels", lambda broken=broken: broken)
+        with pytest.raises(Fault, match="race|nothing has written|under way|which another warp initialised|async proxy"):
+            WITH_BARRIERS[name]()

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from interpreter import Input, Output
+from ptxsim import Input, Output
 from snippets import launch
 
 RNG = np.random.default_rng(0)

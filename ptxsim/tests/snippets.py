@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interpreter import EARLY, LATE, Array, Input, Module, Output
+from ptxsim import EARLY, LATE, Array, Input, Module, Output
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<16>; .reg .b16 %h<32>; .reg .b32 %r<160>; .reg .f32 %f<160>; .reg .b64 %d<32>; .reg .f64 %g<16>;"

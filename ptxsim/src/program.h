@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "floats.h"
 
 namespace ptx {
 
@@ -49,6 +52,10 @@ enum class Type : uint8_t {
 Type TypeOf(std::string_view name);  // kNone if there is none of this name
 int BitsOf(Type type);
 bool IsSigned(Type type);
+bool IsFloat(Type type);     // of one number, of at least 16 bits
+Format FormatOf(Type type);  // of a float, or of each of a pair
+inline uint64_t Ones(int bits) { return bits >= 64 ? ~0ull : (1ull << bits) - 1; }
+int64_t IntegerIn(uint64_t bits, Type type);  // the number in the low bits
 
 enum class Space : uint8_t { kGeneric, kGlobal, kShared, kCluster, kParam, kLocal };
 
@@ -110,8 +117,17 @@ constexpr int64_t kSharedStart = 1024;
 constexpr uint64_t kParamWindow = 0x7f01ull << 40, kLocalWindow = 0x7f02ull << 40, kSharedWindow = 0x7f03ull << 40,
                    kGlobalsWindow = 0x7f04ull << 40, kWindowSize = 1ull << 40;
 
+// Texts and numbers, put together.
+template <class... Parts>
+std::string Text(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
 struct Fault : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  template <class... Parts>
+  explicit Fault(const Parts&... parts) : std::runtime_error(Text(parts...)) {}
 };
 
 Module Parse(std::string_view text);

@@ -7,7 +7,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import Fault
+from ptxsim import Fault
 from snippets import of_each
 
 DTYPES = {

@@ -8,32 +8,15 @@
 namespace ptx {
 namespace {
 
-bool IsFloat(Type t) { return t == Type::kF16 || t == Type::kBF16 || t == Type::kF32 || t == Type::kTF32; }
-Format FormatOf(Type t) {
-  return t == Type::kF16 || t == Type::kF16x2     ? kF16Format
-         : t == Type::kBF16 || t == Type::kBF16x2 ? kBF16Format
-         : t == Type::kE4M3 || t == Type::kE4M3x2 ? kE4M3Format
-         : t == Type::kE5M2 || t == Type::kE5M2x2 ? kE5M2Format
-         : t == Type::kTF32                       ? kTF32Format
-                                                  : kF32Format;
-}
-
 double FloatIn(uint64_t bits, Type type) {
   if (type == Type::kF32) return FloatOf(bits);
   return Decode(static_cast<uint32_t>(bits & 0xffff), FormatOf(type));
 }
 
-int64_t IntegerIn(uint64_t bits, Type type) {
-  const int width = BitsOf(type);
-  if (width == 64) return static_cast<int64_t>(bits);
-  const uint64_t low = bits & ((1ull << width) - 1);
-  return IsSigned(type) && low >> (width - 1) ? static_cast<int64_t>(low | ~0ull << width) : static_cast<int64_t>(low);
-}
-
 // A narrow result in a wider register is extended as its type says.
 uint64_t Extended(uint64_t bits, Type type) { return BitsOf(type) < 32 ? IntegerIn(bits, type) & 0xffffffff : bits; }
 
-uint64_t Narrow(int64_t value, Type to) { return BitsOf(to) == 64 ? value : value & ((1ull << BitsOf(to)) - 1); }
+uint64_t Narrow(int64_t value, Type to) { return value & Ones(BitsOf(to)); }
 
 double Rounded(double value, Rounding way) {
   return way == Rounding::kZero   ? std::trunc(value)
@@ -75,7 +58,7 @@ void Convert(Warp& w, const Instruction& i, Mask mask) {
       return;
     }
     double value = from_float ? FloatIn(a[l], i.from) : FloatOfInteger(IntegerIn(a[l], i.from), IsSigned(i.from));
-    if (i.other && !(value > 0) && !std::isnan(value)) value = 0;
+    value = Rectified(value, i.other);
     if (!to_float || i.choice & kWhole) value = Rounded(value, Way(i));
     if (i.flag) value = value > 0 ? std::min(value, 1.0) : 0;
     if (!to_float)
@@ -94,9 +77,7 @@ void ConvertPair(Warp& w, const Instruction& i, Mask mask) {
   const int bits = BitsOf(i.type) / 2;
   ForLanes(mask, [&](int l) {
     const auto half = [&](uint64_t from) {
-      double value = FloatOf(from);
-      if (i.other && !(value > 0) && !std::isnan(value)) value = 0;
-      return static_cast<uint64_t>(Encode(value, FormatOf(i.type), Way(i), i.flag));
+      return static_cast<uint64_t>(Encode(Rectified(FloatOf(from), i.other), FormatOf(i.type), Way(i), i.flag));
     };
     d[l] = half(high[l]) << bits | half(low[l]);
   });
@@ -109,9 +90,8 @@ void ConvertHalves(Warp& w, const Instruction& i, Mask mask) {
   const int to = BitsOf(i.type) / 2, from = BitsOf(i.from) / 2;
   ForLanes(mask, [&](int l) {
     const auto half = [&](int n) {
-      double value = Decode(static_cast<uint32_t>(a[l] >> from * n & ((1u << from) - 1)), FormatOf(i.from));
-      if (i.other && !(value > 0) && !std::isnan(value)) value = 0;
-      return static_cast<uint64_t>(Encode(value, FormatOf(i.type), Rounding::kNearestEven, i.flag));
+      const double value = Decode(static_cast<uint32_t>(a[l] >> from * n & Ones(from)), FormatOf(i.from));
+      return static_cast<uint64_t>(Encode(Rectified(value, i.other), FormatOf(i.type), Rounding::kNearestEven, i.flag));
     };
     d[l] = half(1) << to | half(0);
   });

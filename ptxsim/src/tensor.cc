@@ -10,24 +10,19 @@ namespace {
 
 double ElementOf(uint64_t bits, Type type) {
   switch (type) {
-    case Type::kF16:
-      return Decode(bits & 0xffff, kF16Format);
-    case Type::kBF16:
-      return Decode(bits & 0xffff, kBF16Format);
     case Type::kTF32:
       return FloatOf(bits & 0xffffe000);  // the low bits are not read
     case Type::kF32:
       return FloatOf(bits);
-    case Type::kE4M3:
-      return Decode(bits & 0xff, kE4M3Format);
-    case Type::kE5M2:
-      return Decode(bits & 0xff, kE5M2Format);
     case Type::kS8:
-      return static_cast<int8_t>(bits);
     case Type::kU8:
-      return static_cast<uint8_t>(bits);
     case Type::kS32:
-      return static_cast<int32_t>(bits);
+      return static_cast<double>(IntegerIn(bits, type));
+    case Type::kF16:
+    case Type::kBF16:
+    case Type::kE4M3:
+    case Type::kE5M2:
+      return Decode(static_cast<uint32_t>(bits & Ones(BitsOf(type))), FormatOf(type));
     default:
       throw Fault("no element of a matrix has this type");
   }
@@ -40,25 +35,32 @@ uint64_t SumAs(double sum, Type type, bool saturate) {
   return static_cast<uint32_t>(static_cast<int64_t>(sum));
 }
 
-void RequireAll(Mask mask, const char* what) {
-  if (mask != kAll) throw Fault(std::string(what) + " is not executed by all lanes of its warp");
+// Whether all lanes have come: none may have ended.
+bool AllTogether(Warp& w, Mask mask, const char* what) {
+  if (!w.Together(kAll)) return false;
+  if (mask != kAll) throw Fault(what, " is not executed by all lanes of its warp");
+  return true;
+}
+
+// The address of a row of a matrix, which a lane has.
+uint64_t RowAt(Warp& w, const Operand& operand, int lane) {
+  const uint64_t row = w.Address(operand, lane);
+  w.lane = lane;
+  if (row % 16) throw Fault("a row of a matrix at ", row, ", which is no multiple of 16");
+  return row;
 }
 
 // ldmatrix: lane 8n + r has the address of row r of matrix n; then lane l holds columns 2 (l % 4) and the next of row l / 4.  flag: .trans
 void LdMatrix(Warp& w, const Instruction& i, Mask mask) {
-  if (!w.Together(kAll)) return;
-  RequireAll(mask, "ldmatrix");
+  if (!AllTogether(w, mask, "ldmatrix")) return;
   const auto& o = i.operands;
-  const Row& base = w.Read(o[1]);
   const auto& to = o[0];
+  w.Read(o[1]);
   for (int n = 0; n < i.count; ++n) {
     std::array<std::array<uint64_t, 8>, 8> matrix;
     for (int r = 0; r < 8; ++r) {
-      const int lane = 8 * n + r;
-      const uint64_t row = base[lane] + o[1].offset;
-      w.lane = lane;
-      if (row % 16) throw Fault("a row of a matrix at " + std::to_string(row) + ", which is no multiple of 16");
-      for (int c = 0; c < 8; ++c) matrix[r][c] = Load(w, lane, Space::kShared, row + 2 * c, 2);
+      const uint64_t row = RowAt(w, o[1], 8 * n + r);
+      for (int c = 0; c < 8; ++c) matrix[r][c] = Load(w, 8 * n + r, Space::kShared, row + 2 * c, 2);
     }
     Row& d = w.Write(to.parts.empty() ? to : to.parts[n]);
     for (int l = 0; l < kLanes; ++l) {
@@ -68,16 +70,13 @@ void LdMatrix(Warp& w, const Instruction& i, Mask mask) {
   }
 }
 void StMatrix(Warp& w, const Instruction& i, Mask mask) {
-  if (!w.Together(kAll)) return;
-  RequireAll(mask, "stmatrix");
+  if (!AllTogether(w, mask, "stmatrix")) return;
   const auto& o = i.operands;
-  const Row& base = w.Read(o[0]);
+  w.Read(o[0]);
   for (int n = 0; n < i.count; ++n) {
     const Row& a = w.Read(o[1].parts.empty() ? o[1] : o[1].parts[n]);
     for (int r = 0; r < 8; ++r) {
-      const uint64_t row = base[8 * n + r] + o[0].offset;
-      w.lane = 8 * n + r;
-      if (row % 16) throw Fault("a row of a matrix at " + std::to_string(row) + ", which is no multiple of 16");
+      const uint64_t row = RowAt(w, o[0], 8 * n + r);
       for (int c = 0; c < 8; ++c) {
         const int lane = i.flag ? 4 * c + r / 2 : 4 * r + c / 2, half = i.flag ? r % 2 : c % 2;
         Store(w, 8 * n + r, Space::kShared, row + 2 * c, 2, a[lane] >> 16 * half & 0xffff);
@@ -104,8 +103,7 @@ std::vector<double> FragmentA(Warp& w, const Operand& registers, Type type, int 
 
 // mma.sync.m16n8kK: type is that of the sum, from that of A; count is K
 void Mma(Warp& w, const Instruction& i, Mask mask) {
-  if (!w.Together(kAll)) return;
-  RequireAll(mask, "mma.sync");
+  if (!AllTogether(w, mask, "mma.sync")) return;
   const auto& o = i.operands;
   const int k = i.count, each = PerRegister(i.from), bits = 32 / each;
   const auto of_b = static_cast<Type>(i.choice);
@@ -172,8 +170,7 @@ struct SharedMatrix {
 
 // wgmma: type is that of the sum, from that of A, choice that of B; count is N; the shape's K is that of 32 bytes.
 void WgmmaIssue(Warp& w, const Instruction& i, Mask mask) {
-  if (!w.Together(kAll)) return;
-  RequireAll(mask, "wgmma");
+  if (!AllTogether(w, mask, "wgmma")) return;
   const auto& o = i.operands;
   const auto of_b = static_cast<Type>(i.choice);
   const int n = i.count, k = 256 / (i.from == Type::kTF32 ? 32 : BitsOf(i.from));
@@ -193,7 +190,7 @@ void WgmmaIssue(Warp& w, const Instruction& i, Mask mask) {
   const auto check_fenced = [&](const Operand& of) {
     for (const Operand& part : of.parts) {
       if (w.touched[part.slot] == w.fences)
-        throw Fault("takes " + w.kernel->slot_names[part.slot] + ", which was written since the last wgmma.fence");
+        throw Fault("takes ", w.kernel->slot_names[part.slot], ", which was written since the last wgmma.fence");
     }
   };
   if (w.fences == 1) throw Fault("no wgmma.fence precedes the first wgmma");

@@ -242,4 +242,16 @@ void ForLanes(Mask mask, F f) {
   for (; mask; mask &= mask - 1) f(__builtin_ctz(mask));
 }
 
+// Results of lanes: of d, or of both of d|p.
+template <class F, class G>
+void WriteOneOrTwo(Warp& w, const Operand& to, Mask mask, F first, G second) {
+  Row& d = w.Write(to.parts.empty() ? to : to.parts[0]);
+  ForLanes(mask, [&](int l) { d[l] = first(l); });
+  if (to.parts.empty()) return;
+  Row& p = w.Write(to.parts[1]);
+  ForLanes(mask, [&](int l) { p[l] = second(l); });
+}
+
+inline void Nothing(Warp&, const Instruction&, Mask) {}
+
 }  // namespace ptx
