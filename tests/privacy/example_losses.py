@@ -99,8 +99,9 @@ def causal(p, batch):
     x = jaxext.causal_conv1d(x, p["filter"], p["bias"], activation="silu")
     x = x + jnp.broadcast_to(p["spread"], x.shape)
     x = jaxext.gated_linear_unit(x, p["gate"], activation="silu")
-    x = jaxext.linear(x, p["w"], p["b"], activation="gelu")
-    return entropy(jaxext.matmul(x.mean(1), p["head"]), labels)
+    x = jaxext.linear(x, p["w"], p["b"], activation="gelu").mean(1)
+    heads = x.reshape(-1, 2, 1, 4) @ jnp.broadcast_to(p["shared"], (2, 4, 8))  # the matrix has more numbers than what an example makes of it
+    return entropy(jaxext.matmul(heads.sum((1, 2)), p["head"]), labels)
 
 
 CAUSAL = {
@@ -110,6 +111,7 @@ CAUSAL = {
     "gate": normal(8, 2, 8),
     "w": normal(8, 8),
     "b": normal(8, seed=7),
+    "shared": normal(4, 8),
     "head": normal(8, 7),
 }
 
