@@ -3,8 +3,9 @@
 import collections
 import contextlib
 import gc
-import math
+import itertools
 import os
+import re
 import tempfile
 from importlib.metadata import version
 
@@ -76,11 +77,32 @@ def pytest_collection_modifyitems(items):
 
 
 def sampled(items, limit):
-    """Return at most `limit(test)` tests of each function, spread evenly over its parameters."""
+    """Return at most `limit(test)` tests of each function: those whose parameters make the most pairs."""
     functions = collections.defaultdict(list)
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
-    return {item for each in functions.values() for item in each[:: math.ceil(len(each) / limit(each[0]))]}
+    return {item for each in functions.values() for item in covering(each, limit(each[0]))}
+
+
+def covering(items, count):
+    """Return so many tests of a function, each with the most pairs of words in its name that those before it have not."""
+    if len(items) <= count:
+        return items
+    places = sorted(range(len(items)), key=lambda at: f"{at:016b}"[::-1])  # spread evenly, however many are taken
+    rest = {items[at]: pairs(items[at]) for at in places}
+    chosen, seen = [], set()
+    for _ in range(count):
+        best = max(rest, key=lambda item: len(rest[item] - seen))
+        seen |= rest.pop(best)
+        chosen.append(best)
+    return chosen
+
+
+def pairs(item):
+    """Return the pairs of words in the values of a test's parameters, and each word alone."""
+    values = item.nodeid.partition("[")[2].split("-")
+    words = [(at, word) for at, value in enumerate(values) for word in re.findall(r"\w+", value)]
+    return set(itertools.combinations_with_replacement(words, 2))
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def summed(function):
     return scalar
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
 def test_linear(activation, dtype):
