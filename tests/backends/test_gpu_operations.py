@@ -100,6 +100,7 @@ def scaled_factors(blocks, dtypes, batch=(), N=N, times=1):
     return x, w, s, t, lambda s, t: (exactly(x) * spread(s, x.shape)) @ (exactly(w) * spread(t, w.shape))
 
 
+@pytest.mark.sampled(5)
 @BY_XLA_AND_TRITON
 @pytest.mark.parametrize("dtypes", PAIRS, ids=str)
 @pytest.mark.parametrize("blocks", BLOCKS)
@@ -158,6 +159,7 @@ def test_weight_only(bits, group, rows, dtype):
     within(0.01 * UNIT)(computed(functools.partial(cuda, preferred_element_type=jnp.float32), first), want[0])
 
 
+@pytest.mark.sampled(6)
 @BY_XLA_AND_TRITON
 @pytest.mark.parametrize("rows", [1, 16, 150])
 @pytest.mark.parametrize("group", [None, 128])
@@ -226,6 +228,7 @@ def test_newton_schulz(implementation, turned):
 BATCH, STEPS, CHANNELS = 2, 300, 136
 
 
+@pytest.mark.sampled(3)
 @BY_EACH
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("kind", ["state", "packed"])
@@ -293,6 +296,7 @@ def ragged_dot(implementation):
     return lambda sizes, x, w: jaxext.ragged_dot(x, w, sizes, implementation=implementation)
 
 
+@pytest.mark.sampled(2)
 @BY_EACH
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

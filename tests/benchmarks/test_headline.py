@@ -206,6 +206,7 @@ def test_what_the_process_measures(monkeypatch):
     assert isinstance(failure, Failure) and not is_lost
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", [case for case in CHOSEN if "dense" in case.tags], ids=lambda case: case.name)
 def test_a_sum_of_taps_is_the_convolution(case):
     operands = [np.asarray(x) for x in random_operands.normal(case.shapes, case.dtypes)]

@@ -62,6 +62,7 @@ def test_tags_are_known_and_each_network_is_there():
     assert {problem.M for problem in PROBLEMS if isinstance(problem, Matmul) and "llama" in problem.tags} >= {1, 16, 128, 1024, 8192, 16384}
 
 
+@pytest.mark.sampled(92)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=named)
 def test_lax_and_jaxext_agree_on_every_case(problem):
     assert problem.cases()

@@ -73,6 +73,7 @@ def fori(ops, x, w):
     return lax.fori_loop(0, 3, lambda i, x: step(ops, x, w) + i.astype(x.dtype), x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", [scanned, scanned_with_the_filter_outside, remat_in_scan, mapped, branched, fori])
 def test_control_flow(program):
     """Values, gradients, tangents and examples of a batch go through as they do with lax."""
@@ -182,6 +183,7 @@ def net_operands():
 NAMES = ("dots_saveable", "checkpoint_dots", "dots_with_no_batch_dims_saveable", "checkpoint_dots_with_no_batch_dims")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*NAMES, "offload_dot_with_no_batch_dims"])
 def test_policies_save_what_they_save_of_lax(name):
     """jax's own know lax's primitives by identity: under them every product of ours would silently be computed twice."""

@@ -460,6 +460,7 @@ def test_every_hazard_has_a_pair():
     assert PAIRS.keys() == BY_NAME.keys() and len(BY_NAME) == len(HAZARDS)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("verified")
 @pytest.mark.parametrize("name", PAIRS)
 def test_it_is_found_and_a_near_miss_is_not(name):
@@ -518,6 +519,7 @@ def squares_of_columns(y):
 SEEN_WRONG = (*(hazard.name for hazard in HAZARDS if hazard.what == "wrong" and hazard.seen),)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SEEN_WRONG)
 def test_lax_is_wrong_where_the_doctor_says_so(name):
     having, near = PAIRS[name]

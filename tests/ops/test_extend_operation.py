@@ -246,6 +246,7 @@ def test_the_dtypes(case):
     assert not np.any(jax.grad(scalar(norm), 1)(jnp.asarray(X[:0]), jnp.asarray(G)))
 
 
+@pytest.mark.sampled(2)
 @KINDS
 def test_split_rows(case, kind):
     """No data moves for the rows.  The gradient of the shared parameter is added up over devices."""

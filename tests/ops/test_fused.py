@@ -110,6 +110,7 @@ def test_linear(activation, dtype):
         close(jax.grad(summed(ours), everything), jax.grad(summed(plain), everything), *args, units=units)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "sigmoid", None], ids=name_of)
 def test_gated_linear_unit(activation, dtype):
@@ -152,7 +153,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_conv_bias_act(case, dtype):
@@ -233,7 +234,7 @@ def test_axes_that_must_be_whole_are_gathered_for_an_asked_sharding():
         np.testing.assert_allclose(got, call(first, second), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("which", [(0,), (2,), (3,), (1, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize(
     "specs",

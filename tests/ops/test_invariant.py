@@ -114,6 +114,7 @@ CONVS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("derivative", [lambda f: f, pullback], ids=["value", "gradient"])
 @pytest.mark.parametrize("case", CONVS)
 def test_convolutions(case, derivative):

@@ -168,7 +168,7 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("changed", SPELLINGS, ids=range(len(SPELLINGS)))
 def test_spellings_of_convolution(changed):
     """Any spelling that lax takes is taken, eagerly and traced; any other raises the same."""

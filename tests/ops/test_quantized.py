@@ -65,6 +65,7 @@ EACH = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("scales", "layout"), EACH)
 def test_scales_and_layouts(scales, layout):
     """Products are exact in each layout of the operands, with scales of several dtypes."""
@@ -229,6 +230,7 @@ def test_only_given_arrays_are_kept_for_the_derivative():
     assert sum(of.nbytes for of in jax.tree.leaves(pullback)) == x.nbytes + w.nbytes + s.nbytes
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("most", [7, 40, 160])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_by_parts(layout, most, monkeypatch):
@@ -252,6 +254,7 @@ def value(q) -> np.ndarray:
     return (wide(q.qvalue) - zero) * wide(np.ones(q.shape), q.scale)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with zero points"])
 @pytest.mark.parametrize("group", [None, 8, 32])
 @pytest.mark.parametrize("bits", [4, 8])

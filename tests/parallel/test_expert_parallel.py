@@ -110,6 +110,7 @@ def values_and_gradients():
     return both(split(4)), both(whole)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients(sizes):
     """NaN in rows of no expert reaches nothing."""

@@ -100,7 +100,7 @@ def causal(p, batch):
     x = x + jnp.broadcast_to(p["spread"], x.shape)
     x = jaxext.gated_linear_unit(x, p["gate"], activation="silu")
     x = jaxext.linear(x, p["w"], p["b"], activation="gelu").mean(1)
-    heads = x.reshape(-1, 2, 1, 4) @ jnp.broadcast_to(p["shared"], (2, 4, 8))  # the matrix has more numbers than what an example makes of it
+    heads = x.reshape(-1, 2, 1, 4) @ jnp.broadcast_to(p["shared"], (2, 4, 8))  # it has more numbers than an example makes of it
     return entropy(jaxext.matmul(heads.sum((1, 2)), p["head"]), labels)
 
 

@@ -110,6 +110,7 @@ def made(name) -> Call:
     return CALLS[name]()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name, pattern, replacement, which, wanted", rows(DEFECTS))
 def test_a_planted_defect_is_found(name, pattern, replacement, which, wanted):
     call = made(name)

@@ -212,6 +212,7 @@ def ragged(role, numbers, epilogue, arch):
     return call("ragged", dataclasses.replace(problem, epilogue=OF_RAGGED[epilogue]), RANGES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "call", each(ragged, test_ragged_kernel.ROLES, ["bf16", "fp32"], ["plain"], ARCHS, slow=lambda *key: "fp32" in key)
 )

@@ -168,6 +168,7 @@ EVERY = [("dense", "same"), ("depthwise", "dilated"), ("batched", "scalar"), ("b
 EVERY += [("batched groups", "strided"), ("grouped", "transposed")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("sizes", "geometry"), EVERY)
 def test_every_algorithm_that_a_table_may_name(sizes, geometry):
     """The result is exact, whichever algorithm runs."""
@@ -175,6 +176,7 @@ def test_every_algorithm_that_a_table_may_name(sizes, geometry):
     check_every_plan(SIZES[sizes], GEOMETRIES[geometry])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_geometries_are_exact_in_every_role(geometry):
     check(SIZES["batched groups"], GEOMETRIES[geometry])
@@ -314,6 +316,7 @@ ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.
 over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "window", "partitioned"))
 
 
+@pytest.mark.sampled(23)
 @over(PLANS)
 def test_each_algorithm_is_exact(name, open, sizes, window, partitioned):
     assert name in plans(open, sizes, window, partitioner=SPLITTER[partitioned])
@@ -385,6 +388,7 @@ def test_error_is_of_the_order_of_lax(name, open, sizes, window, partitioned):
 
 
 # XLA refuses every shard_map of empty arrays alone, as the operands of "zeros" are here.
+@pytest.mark.sampled(3)
 @over([plan for plan in ALGORITHMS_AND_ROLES if plan[0] != "zeros"])
 def test_under_shard_map(name, open, sizes, window, partitioned):
     """Each device does one of two problems; a carry of a loop that forgets its varying axes is an error here."""
@@ -624,6 +628,7 @@ CROPPED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtypes", [("float32",) * 3, ("float16", "float16", "float32"), ("bfloat16",) * 3], ids="-".join)
 @pytest.mark.parametrize("name", CROPPED)
 @pytest.mark.usefixtures("long_run")
@@ -651,6 +656,7 @@ INFINITE = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", INFINITE)
 @pytest.mark.usefixtures("long_run")
 def test_an_infinity_reaches_what_meets_it(name):
