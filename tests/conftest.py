@@ -42,9 +42,11 @@ def verified(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def registrations_end_with_the_module():
+def nothing_outlives_the_module():
+    """Registrations end with it, and compiled programs, which would fill the memory."""
     with registrations.undone():
         yield
+    jax.clear_caches()
 
 
 def pytest_configure(config):

@@ -235,7 +235,7 @@ class Once(Einsum):
 
 def test_nothing_is_left_for_other_tests(request):
     """Tables of measurements were out of date in the worker's next file after one that registered an implementation."""
-    assert "registrations_end_with_the_module" in request.fixturenames
+    assert "nothing_outlives_the_module" in request.fixturenames
 
     def state():
         product = np.asarray(jax.jit(jaxext.matmul)(A, B)).tolist()

@@ -99,6 +99,7 @@ def test_rows_of_no_group_are_zero_whatever_the_activation_makes_of_zero():
     assert bool(jnp.isfinite(gradient).all()) and not gradient[SIZES.sum() :].any() and gradient[: SIZES.sum()].all()
 
 
+@pytest.mark.slow
 def test_every_transformation():
     """Sizes are rolled in their vmap, and a row of no group keeps its scale."""
     x, w, bias, scale = random((8, 2), np.float32, 1), random((4, 2, 3), np.float32, 2), BIAS[:, :3], SCALE[:8]

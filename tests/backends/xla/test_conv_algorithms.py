@@ -316,7 +316,6 @@ ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.
 over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "window", "partitioned"))
 
 
-@pytest.mark.sampled(23)
 @over(PLANS)
 def test_each_algorithm_is_exact(name, open, sizes, window, partitioned):
     assert name in plans(open, sizes, window, partitioner=SPLITTER[partitioned])
