@@ -234,8 +234,7 @@ def one(use: Use, operands, cts, tangents) -> list[np.ndarray]:
 
         def at_element(name, at, s, r: float = 0):
             """The results where an element is moved by s, and all by r times their tangents."""
-            operand = given[name] + (r * moved[name] if r else 0)
-            operand = operand.astype(complex)
+            operand = np.array(given[name] + (r * moved[name] if r else 0), complex)  # no scalar, which has no elements to move
             operand[at] += s
             others = {other: given[other] + r * t for other, t in moved.items()} if r else {}
             return call.truth(given | others | {name: operand})

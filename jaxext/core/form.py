@@ -163,6 +163,9 @@ def _tangent(form, open, name, dot, *args, static):
     tangent = form.companions[name].tangent
     if tangent is None:
         raise TypeError(f"{form.op(open)}: {name} is not differentiable, want it constant: jax.lax.stop_gradient")
+    avals = [jax.typeof(x) for x in args]
+    if any(map(partition.explicit, avals)):  # it has the product's sharding, though its operands may be split otherwise
+        static = static.replace(out_sharding=primitive.sharding_rule(form, open, *avals, static=static))
     return tangent(form, open, operands, dot, static)
 
 

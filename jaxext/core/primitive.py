@@ -28,7 +28,7 @@ owner: dict[Primitive, tuple[Any, str]] = {}
 def make(labelled: Labelled, open: str, batch_rule: Callable, *, multiple_results: bool) -> Primitive:
     """Create the primitive that computes `open`, with its types, its batching rule and its lowering; derivatives are the caller's."""
     constructor = _compat.operation_primitive if multiple_results else _compat.product_primitive
-    rules = (functools.partial(rule, labelled, open) for rule in (_shape_rule, _dtype_rule, _sharding_rule))
+    rules = (functools.partial(rule, labelled, open) for rule in (_shape_rule, _dtype_rule, sharding_rule))
     primitive = constructor(labelled.op(open), *rules)
     batching.primitive_batchers[primitive] = functools.partial(batch_rule, labelled, open)
     _compat.register_lowering(primitive, functools.partial(_lower, labelled, open), multiple_results=multiple_results)
@@ -54,7 +54,7 @@ def _dtype_rule(labelled, open, *_, static: Static, result=None, **__):
     return static.dtype if result is None else dict(zip(labelled.results, static.dtypes, strict=True))[result]
 
 
-def _sharding_rule(labelled, open, *avals, static: Static, result=None, **_):
+def sharding_rule(labelled, open, *avals, static: Static, result=None, **_):
     """Called only on explicit meshes.  An axis of a result of an operation is sharded as in `out_sharding`, if it is given."""
     ranks = static.ranks
     if static.out_sharding is not None and result is not None:

@@ -230,6 +230,14 @@ def test_every_result_of_a_function_is_looked_at(more, monkeypatch):
 compare = fuzz_functions.compare
 
 
+def test_a_scalar_may_move():
+    """numpy makes a number of an array without axes that is added to another."""
+    scalar = use(axes=(None, 0, None), size=2, order="vjp of vjp")
+    operands = {**scalar.call.operands, "n": dataclasses.replace(scalar.call.operands["n"], moves=True)}
+    scalar = dataclasses.replace(scalar, call=dataclasses.replace(scalar.call, operands=operands))
+    assert fuzz_functions.judge(scalar, 0, jnp) == ("right", None)
+
+
 def test_every_operation_is_drawn():
     drawn = {fuzz_calls.call(seed).op for seed in range(1, 1000, 2)}
     plain = "jaxext.ops.matmul", "jaxext.ops.conv"

@@ -386,6 +386,30 @@ def test_zero_points_on_an_explicit_mesh(given):
     np.testing.assert_allclose(jax.device_get(y), np.asarray(x, np.float64) @ value(q), atol=1e-5)
 
 
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+def test_tangents_of_scales_have_the_sharding_of_the_product(side):
+    """Devices split the factor along the sum and its scale along the result: one of both is gathered where the tangent multiplies them."""
+    factor, scale = {"lhs": (P(None, "d"), P("d")), "rhs": (P("d"), P(None, "d"))}[side]
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    args = small((M, K), jnp.float32, 0), small((K, N), jnp.float32, 1), powers((M, 4), 2), powers((4, N), 3)
+    moved = [0, 2] if side == "lhs" else [1, 3]
+
+    def along(args):
+        some = {i: args[i] for i in moved}
+
+        def f(some):
+            x, w, s, t = (some.get(i, x) for i, x in enumerate(args))
+            return float32(x, w, lhs_scale=s, rhs_scale=t)
+
+        return jax.jvp(f, (some,), (some,))
+
+    with jax.set_mesh(mesh):
+        specs = dict(zip(moved, (factor, scale), strict=True))
+        y, dot = jax.jit(along)([jax.device_put(x, NamedSharding(mesh, specs.get(i, P()))) for i, x in enumerate(args)])
+    np.testing.assert_array_equal(dot, 2 * y)
+    np.testing.assert_array_equal(y, wide(args[0], args[2]) @ wide(args[1], args[3]))
+
+
 @pytest.mark.parametrize("shapes", [((1, 1), (1, 1)), ((M, 1), (1, N)), ((M, 1), (1, 1))], ids=str)
 def test_scales_on_both_sides_of_the_range(shapes):
     """The product with the first alone is infinite, or zero."""

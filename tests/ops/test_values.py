@@ -116,6 +116,14 @@ def test_wider_results(dtype, preferred):
             np.testing.assert_array_equal(got, case.direct.y(*map(wide, of_case)).astype(preferred))
 
 
+@pytest.mark.parametrize("rows", [2, 8])
+def test_two_summed_axes_of_bfloat16_into_float32(rows):
+    """XLA's CPU backend has no kernel for some such products whose result is transposed, as that of swapped factors is."""
+    x, y = (random((2, 6, n), jnp.bfloat16, n, integers=True) for n in (rows, 5))
+    got = jaxext.dot_general(x, y, (((0, 1), (0, 1)), ((), ())), preferred_element_type=np.float32)
+    np.testing.assert_array_equal(got, np.tensordot(wide(x), wide(y), ((0, 1), (0, 1))))
+
+
 @pytest.mark.parametrize(
     ("lhs", "rhs", "preferred"),
     [

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -33,14 +34,17 @@ class XlaMatmul(XlaDefinition):
         if call.platform == "cpu" and _faster_swapped(operands[lhs], operands[rhs], left, right, result):
             lhs, rhs, left, right = rhs, lhs, right, left
         x, w, dims = operands[lhs], operands[rhs], dimension_numbers(left, right, result)
+        free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
+        order = [*(axis for axis in left if axis in right and axis in result), *free]
+        if order != [*result] and call.platform == "cpu" and x.dtype == w.dtype == jnp.bfloat16 and call.dtype == jnp.float32:
+            # XLA converts other factors itself, but compiles some such products, transposed, to a kernel that it does not have.
+            x, w = x.astype(jnp.float32), w.astype(jnp.float32)
         if config.algorithm == "real_products":
             y = real_products(x, w, dims, call.precision, call.dtype)
         else:
             preferred = preferred_dtype(x, w, dims, call.precision, call.dtype)
             y = convert(lax.dot_general(x, w, dims, precision=call.precision, preferred_element_type=preferred), call.dtype)
         y = unfused(y, x, w, dims, call.platform)
-        free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
-        order = [*(axis for axis in left if axis in right and axis in result), *free]
         return lax.transpose(y, [order.index(axis) for axis in result])
 
 
