@@ -112,7 +112,6 @@ def broadcast_like(x: jax.Array, other: jax.Array) -> jax.Array:
 
 def broadcast_together(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
     """x, broadcast to the shape of another array of the same rank, and that one: both split like it, and like x along the other axes."""
-    x, other = place_on_one_mesh((x, other))
     axes = [str(at) for at in range(x.ndim)]
     own = [axis if n == wide else f"{axis} of size 1" for axis, n, wide in zip(axes, x.shape, other.shape, strict=True)]
     other, x = aligned((axes, own), (other, x))

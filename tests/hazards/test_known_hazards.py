@@ -460,7 +460,6 @@ def test_every_hazard_has_a_pair():
     assert PAIRS.keys() == BY_NAME.keys() and len(BY_NAME) == len(HAZARDS)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("verified")
 @pytest.mark.parametrize("name", PAIRS)
 def test_it_is_found_and_a_near_miss_is_not(name):
