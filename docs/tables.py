@@ -119,13 +119,15 @@ def slug(title: str) -> str:
 
 
 def refusals(page: str) -> str:
-    lines = ["| call | product | `triton` | `cuda` | unnamed |", "|---|---|---|---|---|"]
+    """A row for each call; products with the same outcome share one."""
+    groups: dict[tuple[str, ...], list[str]] = {}
     for row in json.loads((ROOT / "docs" / "operations" / "refusals.json").read_text())[page]:
-        triton, cuda = ("takes it" if row[name] == "yes" else row[name].replace("|", "\\|") for name in ("triton", "cuda"))
-        lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` |")
-    return "\n".join(lines) + _below(
-        "The sentences are the implementations' own, for an H100. *Unnamed* is what runs there if no implementation is named, nothing was "
-        "measured, and the compilers are those of the [record](../status.md)."
+        triton, cuda = (row[name].replace("|", "\\|") for name in ("triton", "cuda"))
+        groups.setdefault((row["call"], triton, cuda, f"`{row['unnamed']}`"), []).append(row["product"])
+    lines = [[call, ", ".join(products), *outcome] for (call, *outcome), products in groups.items()]
+    return _table(["call", "product", "`triton`", "`cuda`", "unnamed"], [], lines) + _below(
+        "For an H100, in the implementations' own words. *Unnamed* is what runs without a name and a measurement, with the compilers of the "
+        "[record](../status.md)."
     )
 
 
