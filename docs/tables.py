@@ -177,8 +177,6 @@ def conv_kinds(row: dict) -> list[str]:
 SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "jnp"}) for name in OWN} | {
     "conv": lambda: suite("cpu.json", conv_kinds),
     "conv_transpose": lambda: suite("cpu.json", lambda row: [row["problem"]] if "transposed" in row["tags"] else []),
-    "depthwise": lambda: suite("cpu.json", lambda row: [row["problem"]] if "depthwise" in row["tags"] else []),
-    "per_example": lambda: suite("cpu.json", tags("batched-filters", "per-example")),
     "matmul": lambda: suite("cpu.json", tags("skinny", "batched", "matmul")),
     "linear": lambda: suite("fused_cpu.json", lambda row: [f"{row['problem'].split(',')[0]}, {row['dtype']}"]),
     "ragged": lambda: suite(
@@ -201,9 +199,6 @@ SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "j
     ),
     "loops": lambda: pairs(
         "loops_cpu.json", lambda row: f"{row['row']}, {row['problem']}", {"lax": "lax in the loop", "unrolled": "lax without it"}
-    ),
-    "private": lambda: pairs(
-        "private_cpu.json", lambda row: row["network"], {"vmap, lax": "`vmap(grad)` by lax", "vmap, jaxext": "by jaxext's products"}
     ),
 }
 
