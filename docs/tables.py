@@ -123,6 +123,7 @@ def refusals(page: str) -> str:
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in json.loads((ROOT / "docs" / "operations" / "refusals.json").read_text())[page]:
         triton, cuda = (row[name].replace("|", "\\|") for name in ("triton", "cuda"))
+        cuda = "the same" if cuda == triton != "yes" else cuda
         groups.setdefault((row["call"], triton, cuda, f"`{row['unnamed']}`"), []).append(row["product"])
     lines = [[call, ", ".join(products), *outcome] for (call, *outcome), products in groups.items()]
     return _table(["call", "product", "`triton`", "`cuda`", "unnamed"], [], lines) + _below(
@@ -213,7 +214,7 @@ def speed(page: str) -> str:
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     return "\n".join(lines) + _below(
-        f"Time of the other over time of jaxext on a CPU; of several sizes the geometric mean (least to largest). {_made(environment)}."
+        f"Time of the other over time of jaxext on a CPU, as geometric mean over sizes (least to largest). {_made(environment)}."
     )
 
 
