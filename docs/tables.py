@@ -127,8 +127,8 @@ def refusals(page: str) -> str:
         groups.setdefault((row["call"], triton, cuda, f"`{row['unnamed']}`"), []).append(row["product"])
     lines = [[call, ", ".join(products), *outcome] for (call, *outcome), products in groups.items()]
     return _table(["call", "product", "`triton`", "`cuda`", "unnamed"], [], lines) + _below(
-        "For an H100, in the implementations' own words. *Unnamed* is what runs without a name and a measurement, with the compilers of the "
-        "[record](../status.md)."
+        "For an H100, in the implementations' own words. *Unnamed* is what runs without a name and a measurement, with the compilers of "
+        "the [record](../status.md)."
     )
 
 
@@ -191,12 +191,12 @@ SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "j
     "quantized_matmul": lambda: pairs(
         "quantized_cpu.json",
         lambda row: f"{row['row']}, {row['format']}",
-        {"dequantized": "made wide first", "wide": "wide already"},
+        {"dequantized": "dequantized first", "wide": "wide already"},
     ),
     "scaled_dot": lambda: pairs(
         "quantized_fp8_cpu.json",
         lambda row: f"{row['row']}, {row['format']}",
-        {"dequantized": "made wide first", "wide": "wide already"},
+        {"dequantized": "dequantized first", "wide": "wide already"},
     ),
     "loops": lambda: pairs(
         "loops_cpu.json", lambda row: f"{row['row']}, {row['problem']}", {"lax": "lax in the loop", "unrolled": "lax without it"}
