@@ -119,13 +119,16 @@ def slug(title: str) -> str:
 
 
 def refusals(page: str) -> str:
-    lines = ["| call | product | `triton` | `cuda` | unnamed |", "|---|---|---|---|---|"]
+    """A row for each call; products with the same outcome share one."""
+    groups: dict[tuple[str, ...], list[str]] = {}
     for row in json.loads((ROOT / "docs" / "operations" / "refusals.json").read_text())[page]:
-        triton, cuda = ("takes it" if row[name] == "yes" else row[name].replace("|", "\\|") for name in ("triton", "cuda"))
-        lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` |")
-    return "\n".join(lines) + _below(
-        "The sentences are the implementations' own, for an H100. *Unnamed* is what runs there if no implementation is named, nothing was "
-        "measured, and the compilers are those of the [record](../status.md)."
+        triton, cuda = (row[name].replace("|", "\\|") for name in ("triton", "cuda"))
+        cuda = "the same" if cuda == triton != "yes" else cuda
+        groups.setdefault((row["call"], triton, cuda, f"`{row['unnamed']}`"), []).append(row["product"])
+    lines = [[call, ", ".join(products), *outcome] for (call, *outcome), products in groups.items()]
+    return _table(["call", "product", "`triton`", "`cuda`", "unnamed"], [], lines) + _below(
+        "For an H100, in the implementations' own words. *Unnamed* is what runs without a name and a measurement, with the compilers of "
+        "the [record](../status.md)."
     )
 
 
@@ -175,8 +178,6 @@ def conv_kinds(row: dict) -> list[str]:
 SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "jnp"}) for name in OWN} | {
     "conv": lambda: suite("cpu.json", conv_kinds),
     "conv_transpose": lambda: suite("cpu.json", lambda row: [row["problem"]] if "transposed" in row["tags"] else []),
-    "depthwise": lambda: suite("cpu.json", lambda row: [row["problem"]] if "depthwise" in row["tags"] else []),
-    "per_example": lambda: suite("cpu.json", tags("batched-filters", "per-example")),
     "matmul": lambda: suite("cpu.json", tags("skinny", "batched", "matmul")),
     "linear": lambda: suite("fused_cpu.json", lambda row: [f"{row['problem'].split(',')[0]}, {row['dtype']}"]),
     "ragged": lambda: suite(
@@ -190,18 +191,15 @@ SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "j
     "quantized_matmul": lambda: pairs(
         "quantized_cpu.json",
         lambda row: f"{row['row']}, {row['format']}",
-        {"dequantized": "made wide first", "wide": "wide already"},
+        {"dequantized": "dequantized first", "wide": "wide already"},
     ),
     "scaled_dot": lambda: pairs(
         "quantized_fp8_cpu.json",
         lambda row: f"{row['row']}, {row['format']}",
-        {"dequantized": "made wide first", "wide": "wide already"},
+        {"dequantized": "dequantized first", "wide": "wide already"},
     ),
     "loops": lambda: pairs(
         "loops_cpu.json", lambda row: f"{row['row']}, {row['problem']}", {"lax": "lax in the loop", "unrolled": "lax without it"}
-    ),
-    "private": lambda: pairs(
-        "private_cpu.json", lambda row: row["network"], {"vmap, lax": "`vmap(grad)` by lax", "vmap, jaxext": "by jaxext's products"}
     ),
 }
 
@@ -216,7 +214,7 @@ def speed(page: str) -> str:
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     return "\n".join(lines) + _below(
-        f"Time of the other over time of jaxext on a CPU; of several sizes the geometric mean (least to largest). {_made(environment)}."
+        f"Time of the other over time of jaxext on a CPU, as geometric mean over sizes (least to largest). {_made(environment)}."
     )
 
 
