@@ -13,7 +13,7 @@ ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc tests/ptx ptxsim examples docs -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo docs notebooks check-wheels test test-all ptxsim fuzz mutations bench bench-plan fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo docs notebooks check-wheels test test-all ptxsim size fuzz mutations bench bench-plan fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -86,6 +86,10 @@ wheel:
 # every wheel and the sdist, each in an empty environment; with CMAKE_ARGS=-DJAXEXT_KERNELS=... those with CUDA kernels too
 check-wheels:
 	.ci/check-wheels
+
+# lines by folder, words of the docs, bytes of data, of the sdist and of the wheel for every platform
+size: $(ready)
+	$(python) .ci/size.py
 
 # on a machine with a GPU, maybe without a network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite examples
 # sanitizer bench profile.  benchmarks/campaign.sh is for a machine that is lent for minutes
