@@ -24,7 +24,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
+from jaxext.core import partition
 from jaxext.core.form import Form, owner
 from jaxext.core.window import Window
 
@@ -94,14 +96,25 @@ def _product(eqn: Any, derived: Sequence[bool], arrays: Sequence[Any], dtype: An
             both[unfolds] = unfolded(arrays[unfolds], window, at), both[unfolds][1]
         einsum: Any = functools.partial(jnp.einsum, precision="highest", preferred_element_type=dtype)
         if T == 1:
-            first, second = (einsum(x.astype(dtype) ** 2, names, shared) for x, names in both)
+            kept = shared
+            found = (einsum(x.astype(dtype) ** 2, names, kept) for x, names in both)
         else:
             again = {axis: f"{axis}'" for axis in row}
-            pairs = [*shared, *row, *again.values()]
-            first, second = (einsum(x, names, x, [again.get(axis, axis) for axis in names], pairs) for x, names in both)
+            kept = [*shared, *row, *again.values()]
+            found = (
+                einsum(x, names, x, [again.get(axis, axis) for axis in names], kept, out_sharding=split_as(x, names, kept))
+                for x, names in both
+            )
+        first, second = partition.aligned((kept, kept), list(found))
         return jnp.sum(first * second)
 
     return Gram(T, E * ((2 * T * T if T > 1 else 0) + (0 if window is None else T * (N if unfolds else K))), square)
+
+
+def split_as(x: jax.Array, axes: Sequence[str], others: Sequence[str]) -> NamedSharding | None:
+    """On an explicit mesh, the sharding of an array with the axes `others`, each split as in x, which has the axes `axes`."""
+    sharding = partition.explicit(jax.typeof(x))
+    return None if sharding is None else partition.renamed(sharding, axes, others)
 
 
 def unfolded(x: jax.Array, window: Window, first: int) -> jax.Array:
@@ -140,7 +153,8 @@ def _lookup(eqn: Any, dtype: Any) -> Gram | None:
             indices = jnp.clip(indices, 0, table - 1)
         inside = (indices >= 0) & (indices < table)  # jax's gradient leaves out the others, in every mode
         same = (indices[:, None] == indices[None]) & inside[:, None]
-        products = jnp.einsum("td,ud->tu", y, y, precision="highest", preferred_element_type=dtype)
+        static: Any = dict(precision="highest", preferred_element_type=dtype, out_sharding=split_as(y, "td", "tu"))
+        products = jnp.einsum("td,ud->tu", y, y, **static)
         return jnp.sum(jnp.where(same, products, 0))
 
     return Gram(rows, 2 * rows**2, square)

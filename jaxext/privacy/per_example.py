@@ -146,12 +146,13 @@ class Batch:
         wide = any(jnp.finfo(leaf.dtype).bits == 64 for leaf in jax.tree.leaves(self.parameters))
         return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
-    def zeros(self, dtype: Any, shape: Sequence[int] = ()) -> jax.Array:
-        """Zeros for each example, sharded and varying as the examples are."""
+    def zeros(self, dtype: Any, like: Any = 0.0) -> jax.Array:
+        """Zeros like an array for each example, sharded and varying as the examples are, and further as the array is."""
         leaves = jax.tree.leaves(self.examples)
-        sharding = partition.explicit(jax.typeof(leaves[0]))
-        sharding = None if sharding is None else NamedSharding(sharding.mesh, P(sharding.spec[0]))
-        zeros = jnp.zeros((leaves[0].shape[0], *shape), dtype, device=sharding)
+        of_examples, of_array = map(jax.typeof, (leaves[0], like))
+        sharding = partition.explicit(of_examples)
+        sharding = None if sharding is None else NamedSharding(sharding.mesh, P(sharding.spec[0], *of_array.sharding.spec))
+        zeros = jnp.zeros((leaves[0].shape[0], *of_array.shape), dtype, device=sharding)
         return _compat.align_varying(zeros, *leaves)[0]
 
     def varying(self, parameters: tuple) -> tuple:
@@ -219,9 +220,9 @@ class Traced:
         """
         zeros, probed = self.batch.zeros, self.probed
         roots = self.often | (self.kept if for_sum else set())
-        stored = {root: zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in roots}
+        stored = {root: zeros(leaf.dtype, leaf) for root, leaf in enumerate(self.leaves) if root in roots}
         again = [any(leaf.root not in stored for leaf in met.leaves) for met in probed.meetings]
-        probes = [[zeros(y.dtype, y.shape) for y in met.results] if a else None for met, a in zip(probed.meetings, again, strict=True)]
+        probes = [[zeros(y.dtype, y) for y in met.results] if a else None for met, a in zip(probed.meetings, again, strict=True)]
         met: list[Met] = []
 
         def tapped(parameters, total, stored, probes, example):

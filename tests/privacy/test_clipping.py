@@ -223,6 +223,36 @@ def test_other_shardings(explicit, name):
         close(jax.tree.map(np.asarray, jax.jit(find)(p, split)), expected)
 
 
+@pytest.mark.parametrize(
+    "specs",
+    [
+        dict(b=("a",), table=(None, "b")),
+        dict(w=(None, "b")),
+        dict(v=(None, "b"), x=(None, None, "a")),
+        dict(x=(None, "a"), y=(None, "a")),
+    ],
+    ids=str,
+)
+def test_explicit_meshes(specs):
+    """Devices split what is added, the columns of a product, of one that is used twice, or of a table, what is summed, or the rows."""
+    normal = np.random.default_rng(0).normal
+
+    def loss(p, x, i, y):
+        z = jnp.tanh(x @ p["w"] + p["b"][None])
+        return jnp.sum((z @ p["v"] + x @ p["v"] - y) ** 2) + jnp.sum(jnp.sin(p["table"][i]))
+
+    p = {name: normal(size=shape) for name, shape in dict(w=(8, 8), b=(8,), v=(8, 4), table=(16, 4)).items()}
+    batch = {"x": normal(size=(4, 2, 8)), "i": np.arange(12).reshape(4, 3) % 5, "y": normal(size=(4, 2, 4))}
+    gradient = jaxext.privacy.clipped_grad(loss, l2_clip_norm=3.0, batch_argnums=(1, 2, 3), keep_batch_dim=False, nan_safe="w" in specs)
+    want = gradient(p, *batch.values())
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        placed = {name: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*specs.get(name, ())))) for name, x in (p | batch).items()}
+        found = gradient({name: placed[name] for name in p}, *(placed[name] for name in batch))
+        assert all(found[name].sharding.is_equivalent_to(placed[name].sharding, x.ndim) for name, x in p.items())
+    close(jax.tree.map(np.asarray, found), want)
+
+
 def test_transformations():
     """vmap over models, the derivative of a norm, no example, and a clip norm that is traced."""
     norms = jaxext.privacy.per_example_norms(LOSS)
