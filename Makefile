@@ -13,7 +13,7 @@ ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc tests/ptx examples docs -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo docs notebooks check-wheels test test-all fuzz mutations bench bench-plan fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo docs notebooks check-wheels test test-all fuzz mutations bench fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -43,11 +43,6 @@ build: $(ready)
 
 bench: $(ready)
 	$(python) -m jaxext bench
-
-# jaxext's xla against lax on random convolutions: time, memory, and time to compile.  ARGUMENTS may be others, such as --named
-ARGUMENTS ?= --count 1000 --seed 0 --json plan_sweep.json --resume
-bench-plan: $(ready)
-	$(python) -m jaxext.benchmarks.plan_sweep $(ARGUMENTS)
 
 # the rates by which xla chooses the algorithm of a convolution on this machine's CPU: half an hour, and nothing else may run.
 # With ROWS=rows.json it measures nothing, and fits what was measured before

@@ -35,9 +35,10 @@ from . import cells, findings, headline, headline_run, pictures, problems, repor
 from .case import PLAIN, Case, Problem, kind
 from .digests import current
 from .headline import HEADLINE, PATHOLOGICAL
-from .headline_worker import Hello, Worker, serve
+from .headline_worker import Hello, serve
 from .heap import keep_freed_memory
 from .targets import in_order, targets
+from .worker import Worker
 
 ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "backward", "step")
 UNFOLDED = 240  # columns of tables in files and pipes

@@ -27,13 +27,16 @@ from jaxext.ops.conv import xla, xla_plan
 from jaxext.ops.conv.xla_plan import Conv, Work
 from jaxext.tables import environment
 
+from .algorithms import THEIRS, Side, convs, serve
 from .draws import draw
 from .geometry import parse
-from .plan_rows import THEIRS, Side, convs
-from .plan_sweep import Worker
+from .report import Failure
+from .worker import Worker
 
 BUILD = ("programs", "fusions", "terms")  # the counts that take time to build
 SCALE = 0.3  # of a logarithm, beyond which an error counts as an outlier
+PATIENCE_S = 300.0  # for all algorithms of a convolution
+ROWS_OF_A_PROCESS = 250  # jax keeps what it traced
 
 
 class Row(NamedTuple):
@@ -47,10 +50,11 @@ def measure(number: int, seed: int, worker: Worker) -> list[Row]:
     rows = []
     for n in range(number):
         _, geometry = draw(seed, n)
-        try:
-            sides = worker.ask("alternatives", geometry, 10, 0.2)
-        except RuntimeError as error:
-            print(f"{geometry}: {error}", flush=True)
+        sides = worker.ask((geometry, 10, 0.2), PATIENCE_S)
+        if n % ROWS_OF_A_PROCESS == ROWS_OF_A_PROCESS - 1:
+            worker.stop()
+        if isinstance(sides, Failure):
+            print(f"{geometry}: {sides.failed}", flush=True)
             continue
         found = {name: (side.least_ms, side.build_ms, side.bytes) for name, side in sides.items() if isinstance(side, Side)}
         rows.append(Row(str(geometry), found))
@@ -129,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=pathlib.Path, metavar="PATH", help="what was measured before, in place of measuring")
     parser.add_argument("--check", action="store_true", help="keep the rates")
     options = parser.parse_args(arguments)
-    worker = Worker()
+    worker = Worker(serve)
     try:
         if options.rows:
             rows, where = _stored(options.rows)
@@ -151,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     finally:
-        worker.close()
+        worker.stop()
 
 
 if __name__ == "__main__":

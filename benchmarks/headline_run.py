@@ -19,8 +19,9 @@ from . import findings
 from .case import Case
 from .digests import current, digests
 from .headline import PASSES, steps
-from .headline_worker import Hello, Worker
+from .headline_worker import Hello
 from .report import Failure, Measured, Refusal, Report, Result, Results
+from .worker import Worker
 
 LIMIT_S = 25  # for a library and a row, with its compilation
 CEILINGS = ("copy", "bfloat16", "float8_e4m3fn")

@@ -36,8 +36,8 @@ import jaxext
 from jaxext.cli.terminal import count
 from jaxext.tuning import timing
 
+from .algorithms import side
 from .heap import keep_freed_memory
-from .plan_rows import side
 from .private_training import by_vmap, entropy, of_resnet, wide_resnet
 from .race import tell
 

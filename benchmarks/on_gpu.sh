@@ -11,8 +11,7 @@
 # sanitizer  every STEP-th (25th) test of all kernels under compute-sanitizer's memcheck, and of the CUDA kernels written by hand under its
 #            racecheck and initcheck, a quarter of LIMIT each
 # bench      python -m jaxext bench, with the arguments in BENCH
-# profile    what the kernels' models expected of the rows in gpu.json, into predictions.md; and the GAPS (10) largest gaps between what it
-#            says and what was aimed at, one after the other under Nsight Compute
+# profile    the GAPS (10) rows of gpu.json that take longest beside the roofline, one after the other under Nsight Compute
 #
 # A part takes LIMIT (480) seconds at most.  Each file of tests is a process of its own; a worker in it that hangs for EACH (120) seconds, or in
 # which an illegal access has left nothing usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
@@ -197,7 +196,6 @@ bench() {
 profile() {
   local rank run=(env XLA_PYTHON_CLIENT_PREALLOCATE=false ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
   [ -z "$trial" ] || run=()
-  part predictions "$python" -P -m jaxext.benchmarks.predictions "$out/gpu.json" --out "$out/predictions.md"
   part gaps "${gaps[@]}" --most "${GAPS:-10}"
   for rank in $(sed -n 's/^\([0-9]*\)\. .* takes .*/\1/p' "$out/gaps.log"); do
     part "profile-$rank" "${run[@]}" "${gaps[@]}" --run "$rank"

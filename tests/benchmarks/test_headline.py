@@ -13,9 +13,10 @@ from headline_stand_ins import HELLO, answer, row
 from msgspec import structs
 
 from jaxext.benchmarks import bench, digests, headline, headline_run, headline_worker, problems, report
+from jaxext.benchmarks import worker as processes
 from jaxext.benchmarks.headline import HEADLINE, PATHOLOGICAL, cases, steps
-from jaxext.benchmarks.headline_worker import Worker
 from jaxext.benchmarks.report import Failure, Refusal, Result
+from jaxext.benchmarks.worker import Worker
 from jaxext.cli import command
 from jaxext.tuning import random_operands, timing
 
@@ -158,7 +159,7 @@ def test_a_process_that_lost_the_device_is_replaced(monkeypatch):
     started = []
     process = types.SimpleNamespace(start=lambda: started.append(1), kill=lambda: None, join=lambda seconds: None)
     context = types.SimpleNamespace(Pipe=lambda: (pipe, pipe), Process=lambda **how: process)
-    monkeypatch.setattr(headline_worker.multiprocessing, "get_context", lambda how: context)
+    monkeypatch.setattr(processes.multiprocessing, "get_context", lambda how: context)
     worker = Worker(headline_stand_ins.serve)
     assert [worker.ask("a", 1), worker.ask("b", 1)] == [1.0, Failure("CUDA_ERROR_ILLEGAL_ADDRESS")] and len(started) == 1
     assert worker.ask("c", 1) == 2.0 and len(started) == 2
