@@ -32,8 +32,8 @@ from jaxext.kernels.launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 from jaxext.verify import cases
 
 from .alignment import aligned, dtypes_of, widest
+from .kernel_problems import COMPILED, KERNELS
 from .machine_code import access_bytes, instructions, tool
-from .problems import COMPILED, KERNELS
 
 ARCHS = (80, 90, 100)
 RESTING = 16  # bytes per thread that may rest in local memory while a loop runs: so the assembler fits one more program on a multiprocessor

@@ -20,7 +20,7 @@ from jaxext.tuning import random_operands, timing
 
 from . import cells
 from .case import Case
-from .headline import WINDOWS, cases
+from .headline_rows import WINDOWS, cases
 from .report import Failure, Measured
 from .targets import targets
 

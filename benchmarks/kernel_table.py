@@ -16,7 +16,7 @@ from jaxext.core.family import families
 from jaxext.tables.environment import report
 
 from . import compiled, compiled_cuda, device_code
-from .problems import KERNELS
+from .kernel_problems import KERNELS
 
 TABLES: dict[str, Any] = {"triton": compiled, "cuda": compiled_cuda}
 

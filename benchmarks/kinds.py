@@ -10,10 +10,14 @@ import dataclasses
 import importlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import jax
+
 from jaxext.core.form import Form
+from jaxext.kernels.causal.problem import CausalProblem
+from jaxext.kernels.epilogue import Epilogue
 
 from .case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product, ragged
 
@@ -444,3 +448,111 @@ class Own(Problem):
         least = self.least[stage]
         sizes = _halved([getattr(self, name) for name in least], [*least.values()])
         return dataclasses.replace(self, **dict(zip(least, sizes, strict=True)))
+
+
+def _gradients(op: Callable) -> Callable:
+    return lambda *operands: jax.vjp(op, *operands[:-1])[1](operands[-1])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Causal(Own):
+    """A causal depthwise convolution of x (N, T, C) with w (k, C), with bias and SiLU, and all of its gradients ("backward")."""
+
+    N: int
+    T: int
+    C: int
+    k: int = 4
+    state: bool = False
+    idx: bool = False
+    roles: tuple[str, ...] = ("forward", "backward")
+
+    kernel: ClassVar = "causal"
+    compiled: ClassVar = ("forward", "backward")
+    stages: ClassVar = ("batch", "space", "channels")
+    least: ClassVar = {"batch": {"N": 2}, "space": {"T": 64}, "channels": {"C": 4}}
+
+    def problem(self, role: str, numbers: str, arch: int) -> CausalProblem:
+        return CausalProblem(
+            name=f"causal_conv1d{'_backward' if role == 'backward' else ''}",
+            role=role,
+            **dict[str, Any](B=self.N, T=self.T, C=self.C, J=self.k),
+            dtypes=(numbers, numbers, numbers),
+            epilogue=Epilogue(activation="silu", bias=numbers),
+            state=numbers if self.state else None,
+            idx=self.idx,
+            arch=arch,
+        )
+
+    def flops(self, role: str) -> float:
+        """The operations of the convolution alone.  The backward pass computes it again, and two gradients."""
+        return 2.0 * self.N * self.T * self.C * self.k * (3 if role == "backward" else 1)
+
+    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
+        x = (self.N, self.T, self.C)
+        return (x, (self.k, self.C), (self.C,)) + (x,) * (role == "backward")
+
+    def _how(self, numbers: str) -> Mapping[str, Any]:
+        return {}
+
+    def _function(self, role: str) -> tuple[str, Any, Any]:
+        return "causal_conv1d", {"activation": "silu"}, _gradients if role == "backward" else lambda op: op
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gram(Own):
+    """The product of a matrix (M, K) with its own transpose, and with `addend` a polynomial of two terms of it."""
+
+    M: int
+    K: int
+    addend: bool = False
+
+    operation: ClassVar = "gram"
+    kernel: ClassVar = "gram"
+    compiled: ClassVar = (NT,)
+    stages: ClassVar = ("matrices",)
+    least: ClassVar = {"matrices": {"M": 16, "K": 16}}
+
+    def problem(self, role: str, numbers: str, arch: int) -> Any:
+        from jaxext.kernels import gram  # needs Triton, as the compiler does; the command line lists the kernels without it
+
+        dtypes, precision = NUMBERS[numbers]
+        added: dict[str, Any] = dict(addend=dtypes[2], of_addend=-4.775, scale=2.0315) if self.addend else {}
+        sizes = dict(B=1, M=self.M, K=self.M, N=self.K)
+        return gram.Problem(name="gram", role=role, **sizes, dtypes=dtypes, precision=precision, arch=arch, **added)
+
+    def flops(self, role: str) -> float:
+        return 2.0 * self.M * self.M * self.K  # of the whole product: half of them need not be done
+
+    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
+        return ((self.M, self.K),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantised(Own):
+    """A product of (M, K) with quantised weights (K, N): one scale for each column, or for each `group` of its rows."""
+
+    M: int
+    K: int
+    N: int
+    group: int | None = None
+
+    operation: ClassVar = "quantized_matmul"
+    stages: ClassVar = ("matrices",)
+    least: ClassVar = {"matrices": {"M": 16, "K": 16, "N": 16}}
+
+    def flops(self, role: str) -> float:
+        return 2.0 * self.M * self.N * self.K
+
+    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
+        blocks = self.K // (self.group or self.K)
+        return (self.M, self.K), (self.K, self.N), (blocks, self.N)
+
+    def _writable(self, role: str, numbers: str) -> bool:
+        return True
+
+    def _how(self, numbers: str) -> Mapping[str, Any]:
+        return {}
+
+    def halved(self, stage: str) -> Self:
+        M, N, K = _halved((self.M, self.N, self.K), (16, 16, self.group or 16))
+        return dataclasses.replace(self, M=M, N=N, K=K)

@@ -15,21 +15,17 @@ operations "own" and the name), the network that a problem is from ("llama", "re
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
 import math
-import pathlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from jaxext.core.family import families
 from jaxext.core.form import Form, owner
-from jaxext.verify import cases
 
 from .case import Problem
-from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp, Ragged
+from .kinds import FPROP, NN, NT, STEP, WGRAD, Causal, Conv, Fused, Gram, Labelled, Matmul, Mlp, Quantised, Ragged
 
-HERE = pathlib.Path(__file__).parent
 DEFAULT = 1e8  # operations of a twin for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
 
@@ -251,14 +247,16 @@ EXPERTS = [
     _ragged("gpt-oss experts down, half empty", (512, 0) * 16, 2880, 2880, "gpt-oss"),
 ]
 
-# The modules here that have the name of an operation's folder, with its problems: `SUITE`, with their tags, and `COMPILED`.
-OPERATIONS = [importlib.import_module(f".{name}", __package__) for name in cases.OPERATIONS if (HERE / f"{name}.py").exists()]
-OWN = [_named(problem, tags) for module in OPERATIONS for problem, tags in getattr(module, "SUITE", ())]
+LAYER: Any = dict(M=16, K=4096, N=14336)  # of Llama 3 8B at 16 tokens, in the two formats in which weights are commonly published
+OWN = [
+    # the layer before each scan of Mamba-2 2.7B, as its own package computes it
+    _named(Causal(name="causal k=4 silu", N=8, T=2048, C=5376), "own causal_conv1d mamba"),
+    _named(Gram(name="gram", M=4096, K=4096), "own gram"),  # a weight matrix of Muon's iteration
+    _named(Quantised(name="llama 8B up quantised", **LAYER, numbers=("int8 weights",)), "own quantized_matmul llama"),
+    _named(Quantised(name="llama 8B up quantised by 128", **LAYER, group=128, numbers=("int4 weights",)), "own quantized_matmul llama"),
+]
 
-# what kernels are compiled for
 PRODUCTS: tuple[Matmul | Conv | Ragged, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES, *EXPERTS)
-COMPILED: tuple[Any, ...] = (*PRODUCTS, *(case for module in OPERATIONS for case in getattr(module, "COMPILED", ())))
-KERNELS = tuple(dict.fromkeys(case.kernel for case in COMPILED))
 PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *OWN, *ON_CPU)
 
 

@@ -179,7 +179,7 @@ def _bench(options) -> int:
 
     examples:
       python -m jaxext bench --tags depthwise --json depthwise.json
-      python -m jaxext bench --only resnet --implementation xla --plot ratios.svg
+      python -m jaxext bench --only resnet --implementation xla
       python -m jaxext bench --compare before.json after.json
     """
     return bench.run(options)

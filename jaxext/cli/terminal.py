@@ -76,18 +76,15 @@ class Grid:
 
 
 def make_folders(options) -> None:
-    """Create the folders of output files, and check that the files can be written, before hours of work."""
-    for option in ("json", "plot", "markdown"):
-        path = getattr(options, option, None)
-        if path in (None, "-"):
-            continue
-        folder = pathlib.Path(path).parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--{option}: {error}") from None
-        if not _can_be_written(pathlib.Path(path)):
-            raise UsageError(f"--{option}: {path} cannot be written")
+    """Create the folder of the output file, and check that the file can be written, before hours of work."""
+    if (path := getattr(options, "json", None)) in (None, "-"):
+        return
+    try:
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--json: {error}") from None
+    if not _can_be_written(pathlib.Path(path)):
+        raise UsageError(f"--json: {path} cannot be written")
 
 
 def _can_be_written(path: pathlib.Path) -> bool:

@@ -6,7 +6,7 @@ import time
 
 from msgspec import structs
 
-from jaxext.benchmarks.headline import cases
+from jaxext.benchmarks.headline_rows import cases
 from jaxext.benchmarks.headline_worker import Hello
 from jaxext.benchmarks.report import Failure, Measured, Refusal, Result, Results
 

@@ -121,9 +121,6 @@ def test_cases(arguments, names, capsys, tmp_path):
         (["--compare", "/nowhere/a.json", "/nowhere/b.json"], "--compare: .*No such file"),
         (["--read", "/nowhere/a.json"], "--read: .*No such file"),
         (["--json", "/dev/null/report.json"], "--json: .*/dev/null"),
-        (["--markdown", "/dev/null/report.md"], "--markdown: .*/dev/null"),
-        (["--markdown", "/"], "--markdown: / cannot be written"),
-        (["--plot", "/dev/null/report.png"], "--plot: .*/dev/null"),
     ],
 )
 def test_what_there_is_not(arguments, sentence, monkeypatch):
@@ -159,9 +156,7 @@ def _called(explain):
     return calls[0].problem
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--plot", "a.gif"], ["--json", "a"], ["--full"], ["--roles", "sideways"], ["--repeats", "-3"], ["--repeats", "0"]]
-)
+@pytest.mark.parametrize("arguments", [["--json", "a"], ["--full"], ["--roles", "sideways"], ["--repeats", "-3"], ["--repeats", "0"]])
 def test_bad_arguments(arguments):
     with pytest.raises(argparse.ArgumentError):
         options(*arguments)
@@ -255,29 +250,13 @@ def test_json_on_stdout(made_up, tmp_path, capsys):
     assert [row.name for row in report.read(path).rows] == ["tiny nn float32"] and "tiny nn float32" in captured.err
 
 
-def test_pictures(made_up, tmp_path, monkeypatch, capsys):
-    drawn = []
-    monkeypatch.setattr(bench.pictures, "ratios", lambda whole, path: drawn.append(path))
-
-    def nothing(whole, path):
-        raise ValueError("no ceilings")
-
-    monkeypatch.setattr(bench.pictures, "roofline", nothing)
-    assert run("--roles", "nn", "--plot", tmp_path / "a.svg") == 1
-    assert drawn == [tmp_path / "a.svg"] and "a_roofline.svg: no ceilings" in capsys.readouterr().out
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="there is no matplotlib here"):
-        run("--plot", "a.svg")
-
-
 def test_a_report_of_before(made_up, tmp_path, capsys):
     """Read again, told again, and nothing measured."""
-    before, again, text = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "a.md"
+    before, again = tmp_path / "a.json", tmp_path / "b.json"
     run("--roles", "nn", "--json", before)
     asked = len(made_up.asked)
-    assert run("--read", before, "--json", again, "--markdown", text) == 0
+    assert run("--read", before, "--json", again) == 0
     assert len(made_up.asked) == asked and report.read(again) == report.read(before)
-    assert text.read_text() == tables.markdown(report.read(before)) and "tiny" in text.read_text()
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 0), (0.5, 0), (2.0, 1)])

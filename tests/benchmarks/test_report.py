@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from jaxext.benchmarks import findings, pictures, tables
+from jaxext.benchmarks import findings, markdown, pictures, tables
 from jaxext.benchmarks.report import KINDS, Default, Failure, Measured, Refusal, Report, Result, Results, read, write
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks/results"
@@ -167,7 +167,7 @@ def test_what_is_wrong_is_never_faster(error):
     found = row(lax=4.0, xla=result(1.0, error=error), targets={"xla": {"lax": 2, "tflops": 0}})
     assert findings.ratio(found, "xla", "lax") is findings.standing(found, "default", "lax") is None
     assert findings.missed(found) == ["xla lax - of 2 MISSED", "xla tflops - of 0 MISSED"] and findings.summary([found]) == []
-    assert "| a | float32 | wrong |" in tables.markdown(report(found))
+    assert "| a | float32 | wrong |" in markdown.markdown(report(found))
 
 
 def test_targets():
@@ -354,13 +354,13 @@ beyond the noise, the cell is in bold.
 
 
 def test_markdown():
-    assert tables.markdown(WHOLE) == GOLDEN
+    assert markdown.markdown(WHOLE) == GOLDEN
 
 
 def test_markdown_of_rows_without_a_ratio():
     rows = (row("a|b", "wgrad", default=(), xla=1.0), row("a|b", lax=1.0), row("a|b", numbers="ieee", lax=1.0, xla=1.0))
     rows += (row("m", "nn", tags=("matmul",), lax=0.0123456, xla=0.001234),)
-    text = tables.markdown(report(*rows, ceilings={}, reduced=False, not_cupti=None))
+    text = markdown.markdown(report(*rows, ceilings={}, reduced=False, not_cupti=None))
     assert "| a\\|b | float32 | not measured | refused |" in text
     assert "| m | float32 | 10.00× xla 0.00123 ±1% |" in text
     assert "### precision\n\n| problem | numbers | fprop |\n|---|---|--:|\n| a\\|b | ieee | 1.00× xla 1.00 ±1% |" in text
@@ -400,7 +400,7 @@ def test_pictures_of_nothing_are_refused(draw, tmp_path):
 @pytest.mark.parametrize("stored", sorted(RESULTS.glob("cpu*.json")), ids=lambda path: path.stem)
 def test_the_document_shows_what_was_measured(stored):
     """Each kind of problem, with its least row and how many lose; `bench --read REPORT --markdown PATH` writes that table first."""
-    lines = tables.markdown(read(stored)).splitlines()
+    lines = markdown.markdown(read(stored)).splitlines()
     kinds = lines[lines.index("|---|--:|--:|--:|--:|") + 1 :]
     kinds = kinds[: kinds.index("")]
     assert len(kinds) > 10 and {*kinds} <= {*(RESULTS.parents[1] / "docs/benchmarks.md").read_text().splitlines()}

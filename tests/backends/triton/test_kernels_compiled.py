@@ -26,7 +26,8 @@ import triton
 
 from jaxext.benchmarks import alignment, compiled, device_code
 from jaxext.benchmarks.case import LAYOUTS
-from jaxext.benchmarks.problems import COMPILED, KERNELS, PRODUCTS, Conv
+from jaxext.benchmarks.kernel_problems import COMPILED, KERNELS, PRODUCTS
+from jaxext.benchmarks.kinds import Conv
 from jaxext.kernels import checks, depthwise, matmul
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.geometry import ConvProblem

@@ -13,8 +13,8 @@ pytest.importorskip("triton", reason="no Triton here")
 
 # ruff: noqa: E402
 from jaxext.benchmarks import compiled
+from jaxext.benchmarks.kernel_problems import COMPILED
 from jaxext.benchmarks.kinds import Own
-from jaxext.benchmarks.problems import COMPILED
 from jaxext.kernels import conv, ragged, scaled
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.geometry import ConvProblem

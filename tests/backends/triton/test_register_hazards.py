@@ -14,7 +14,7 @@ import test_matmul
 
 import jaxext
 from jaxext.benchmarks import compiled, compiled_cuda, register_hazards
-from jaxext.benchmarks.problems import COMPILED, KERNELS
+from jaxext.benchmarks.kernel_problems import COMPILED, KERNELS
 from jaxext.kernels import checks, conv, matmul, scaled
 
 # A loop of two steps: one group of two multiplications each, from R104 to R111 and from R112 to R119.
