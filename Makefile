@@ -47,11 +47,11 @@ bench: $(ready)
 # the rates by which xla chooses the algorithm of a convolution on this machine's CPU: half an hour, and nothing else may run.
 # With ROWS=rows.json it measures nothing, and fits what was measured before
 fit-cpu: $(ready)
-	$(python) -m jaxext.benchmarks.fit_cpu $(if $(ROWS),--rows $(ROWS),--json fit_cpu.json)
+	$(python) -m benchmarks.fit_cpu $(if $(ROWS),--rows $(ROWS),--json fit_cpu.json)
 
 # what the compilers make of every kernel, for GPUs that need not be there
 kernels: $(ready)
-	$(python) -m jaxext kernels --check
+	$(python) -m benchmarks.kernel_table --check
 
 # what XLA's GPU compiler makes of our programs, for a GPU that need not be there; with a CUDA toolkit.  The compiler lies in a folder of its
 # own: in the environment, jax would look for a GPU in every program
@@ -61,7 +61,7 @@ gpu-programs: $(VENV)/gpu-compiler
 # the package's record of verified kernels: drops what has changed since, after adding what `python -m jaxext verify --share $(SHARED)` wrote;
 # with CHECK=1 it changes nothing, and fails if anything has changed
 record: $(ready)
-	$(python) -m jaxext.benchmarks.record $(if $(SHARED),--add $(SHARED)) $(if $(CHECK),--check)
+	$(python) -m benchmarks.record $(if $(SHARED),--add $(SHARED)) $(if $(CHECK),--check)
 
 # for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled (all of them each time, unless
 # CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them), and what it and its tests need beside jax and Triton 3.6; no GPU is needed

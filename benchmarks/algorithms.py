@@ -1,6 +1,6 @@
 """One convolution by lax and by every algorithm that `xla` has for it: time, memory, and time to lower and compile.
 
-    python -m jaxext.benchmarks.algorithms "wgrad x=1,1000,2 w=128,1,2 padding=SAME groups=2"
+    python -m benchmarks.algorithms "wgrad x=1,1000,2 w=128,1,2 padding=SAME groups=2"
 
 A line for each, the fastest first; `P` marks the plan's choice.  `geometry.parse` says what a convolution is written like.
 """
@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 import jaxext
+from jaxext.bench.heap import keep_freed_memory
 from jaxext.ops.conv.xla import XlaConv
 from jaxext.ops.conv.xla_plan import Conv
 from jaxext.tables import active, environment
@@ -27,7 +28,6 @@ from jaxext.tuning import random_operands, timing
 from jaxext.tuning.timing import Program
 
 from .geometry import Geometry, parse
-from .heap import keep_freed_memory
 
 THEIRS = "(lax)"  # the library, beside the algorithm of `xla` that is called so
 SAMPLES, PATIENCE_S = 100, 3.0

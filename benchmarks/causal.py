@@ -1,6 +1,6 @@
 """Causal convolutions: jaxext's against lax's and against the best form in plain jnp, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.causal --json causal_cpu.json
+    python -m benchmarks.causal --json causal_cpu.json
 
 The plain form is a sum of padded inputs times weights, which XLA computes in one pass; of the two ways to write it (`sum_of_padded`,
 `padded_once`), and of lax's, each row shows all.  With bias and SiLU; times are medians in ms.  Errors are those of the norm.  On a CPU
@@ -21,9 +21,9 @@ import numpy as np
 from jax import lax
 
 import jaxext
+from jaxext.bench.own import causal_by_lax as by_lax
 from jaxext.tuning import timing
 
-from .case import causal_by_lax as by_lax
 from .race import race, tell
 
 SHAPES = (  # N, T, C, k

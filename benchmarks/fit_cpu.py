@@ -1,8 +1,8 @@
 """Fits the rates by which `xla` chooses the algorithm of a convolution on a CPU (jaxext/ops/conv/xla_rates.json).
 
-    python -m jaxext.benchmarks.fit_cpu --json rows.json                # measures random convolutions by every algorithm, and fits
-    python -m jaxext.benchmarks.fit_cpu --rows rows.json                # fits again
-    python -m jaxext.benchmarks.fit_cpu --rows held_out.json --check    # only tells how good the rates are for these rows
+    python -m benchmarks.fit_cpu --json rows.json                # measures random convolutions by every algorithm, and fits
+    python -m benchmarks.fit_cpu --rows rows.json                # fits again
+    python -m benchmarks.fit_cpu --rows held_out.json --check    # only tells how good the rates are for these rows
 
 Half an hour on a quiet machine.  A rate is how long a count of `xla_plan.Work` takes.  All are fitted together, to the logarithms of the
 times of all algorithms: a program of a microsecond counts as much as one of a second, and what no formula foresees counts little.
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from jaxext.bench.bench_report import Failure
 from jaxext.cli.terminal import UsageError, count
 from jaxext.ops.conv import xla, xla_plan
 from jaxext.ops.conv.xla_plan import Conv, Work
@@ -30,7 +31,6 @@ from jaxext.tables import environment
 from .algorithms import THEIRS, Side, convs, serve
 from .draws import draw
 from .geometry import parse
-from .report import Failure
 from .worker import Worker
 
 BUILD = ("programs", "fusions", "terms")  # the counts that take time to build
@@ -126,7 +126,7 @@ def _stored(path: pathlib.Path) -> tuple[list[Row], dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="python -m jaxext.benchmarks.fit_cpu", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_cpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=count, default=800, help="how many random geometries (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument("--json", type=pathlib.Path, metavar="PATH", help="the file for what was measured")

@@ -1,7 +1,7 @@
 """The rows of a report that take longest beside the roofline; each can be run again by itself, for a profiler.
 
-python -m jaxext.benchmarks.gaps gpu.json
-ncu --set full --profile-from-start off python -m jaxext.benchmarks.gaps gpu.json --run 1
+python -m benchmarks.gaps gpu.json
+ncu --set full --profile-from-start off python -m benchmarks.gaps gpu.json --run 1
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import jax
 
+from jaxext.bench import findings
+from jaxext.bench.bench_report import THEIRS, Measured, Report, read
+from jaxext.cli import bench
 from jaxext.cli.terminal import UsageError, count
 from jaxext.tuning import random_operands, timing
-
-from . import bench, findings
-from .report import THEIRS, Measured, Report, read
 
 
 class Gap(NamedTuple):

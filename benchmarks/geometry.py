@@ -16,9 +16,8 @@ from typing import Any
 from jax import lax
 
 import jaxext
+from jaxext.bench.case import STEP, convolution
 from jaxext.core.window import Window, dilate, meetings
-
-from .case import STEP, convolution
 
 ROLES = ("fprop", "dgrad", "wgrad", STEP)
 SLOTS = {"fprop": "xw", "dgrad": "wy", "wgrad": "xy", STEP: "xwy"}  # the arguments of each role

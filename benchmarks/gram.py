@@ -1,6 +1,6 @@
 """Products with their own transposes, and Muon's iteration: jaxext's against the same in jnp, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.gram --json gram_cpu.json
+    python -m benchmarks.gram --json gram_cpu.json
 
 `jnp` is `x @ x.mT`, or the iteration with such products.  Times are medians in ms, and errors those of the norm.  On a GPU implementations
 have columns, and sizes are those of larger models.  `--cpu-time` counts the time of all threads instead, where others use the machine.
@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxext
+from jaxext.bench.own import gram_by_jnp as by_jnp
 from jaxext.tuning import timing
 
-from .case import gram_by_jnp as by_jnp
 from .race import race, tell
 
 Shape = tuple[int, ...]

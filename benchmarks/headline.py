@@ -1,7 +1,7 @@
 """The headline rows, for a GPU that is there for minutes: all of them by our kernels, and then by lax.
 
-    python -m jaxext.benchmarks.headline --json gpu.json                # --resume goes on, --quick tries it on tiny twins
-    python -m jaxext.benchmarks.headline --read gpu.json                # the table again
+    python -m benchmarks.headline --json gpu.json                # --resume goes on, --quick tries it on tiny twins
+    python -m benchmarks.headline --read gpu.json                # the table again
 
 A process of its own measures one library of one row at a time, within LIMIT_S seconds.  If it hangs or dies, it is replaced, and the row
 keeps what it has.  The report is written after each result, so nothing is lost if the run is killed; and what a mended kernel computes is
@@ -22,14 +22,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax.numpy as jnp
 from msgspec import structs
 
+from jaxext.bench import findings
+from jaxext.bench.bench_report import Failure, Measured, Refusal, Report, Result, Results, write
+from jaxext.bench.case import Case
+from jaxext.bench.digests import current, digests
+from jaxext.cli import bench
 from jaxext.cli.terminal import UsageError
 
-from . import bench, findings
-from .case import Case
-from .digests import current, digests
 from .headline_rows import PASSES, cases, steps
 from .headline_worker import Hello, serve
-from .report import Failure, Measured, Refusal, Report, Result, Results, write
 from .worker import Worker
 
 LIMIT_S = 25  # for a library and a row, with its compilation

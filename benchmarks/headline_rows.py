@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import problems
-from .case import Case
+from jaxext.bench import problems
+from jaxext.bench.case import Case
+from jaxext.bench.own import Causal
 
 PASSES = (("triton", "cuda"), ("lax",))
 QUICK = 2e6  # operations of a twin in a trial of the harness
 # Operations that slide a window.  On a GPU, XLA chooses an algorithm for minutes, and cuDNN has none in float64.
-WINDOWS = ("conv_general_dilated", "causal_conv1d")
+WINDOWS = ("conv_general_dilated", Causal.operation)
 
 
 def _cases(problem: str, roles: str, numbers: str = "bfloat16") -> list[str]:

@@ -15,14 +15,14 @@ import numpy as np
 from jax import lax
 
 import jaxext
+from jaxext.bench import cells
+from jaxext.bench.bench_report import Failure, Measured
+from jaxext.bench.case import Case
+from jaxext.bench.targets import targets
 from jaxext.tables import environment
 from jaxext.tuning import random_operands, timing
 
-from . import cells
-from .case import Case
 from .headline_rows import WINDOWS, cases
-from .report import Failure, Measured
-from .targets import targets
 
 TRUTH_S = 12  # to wait for a truth after the kernel ran: a row without one is better than none
 REPEATS = 5

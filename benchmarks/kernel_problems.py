@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .kinds import NN, NT, TN, Causal, Gram
-from .problems import PRODUCTS
+from jaxext.bench.kinds import NN, NT, TN
+from jaxext.bench.own import Causal, Gram
+from jaxext.bench.problems import PRODUCTS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A report as Markdown, for the documentation.
 
-python -m jaxext.benchmarks.markdown benchmarks/results/cpu.json rows.md
+python -m benchmarks.markdown benchmarks/results/cpu.json rows.md
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 
-from . import findings
-from .report import KINDS, OTHER, PRECISION, Measured, Report, read
-from .tables import time_of
+from jaxext.bench import findings
+from jaxext.bench.bench_report import KINDS, OTHER, PRECISION, Measured, Report, read
+from jaxext.bench.bench_tables import time_of
 
 ROLES = ("fprop", "forward", "nn", "dgrad", "nt", "wgrad", "tn", "step")  # as they follow one another in a table
 

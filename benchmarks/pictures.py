@@ -1,6 +1,6 @@
 """Pictures of a report: the speedup of jaxext over lax, and how near both come to the roofline.
 
-    python -m jaxext.benchmarks.pictures benchmarks/results/cpu.json docs/cpu.svg           # and docs/cpu_roofline.svg
+    python -m benchmarks.pictures benchmarks/results/cpu.json docs/cpu.svg           # and docs/cpu_roofline.svg
 
 Colours are Okabe and Ito's, which the colour-blind can distinguish.  A report gives the same SVG every time.  matplotlib is imported when a
 picture is drawn.
@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import findings
-from .report import KINDS, OTHER, PRECISION, Measured, Report, read
+from jaxext.bench import findings
+from jaxext.bench.bench_report import KINDS, OTHER, PRECISION, Measured, Report, read
 
 BLUE, VERMILION, GREY, DARK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 COLOURS = {findings.FASTER: BLUE, findings.SAME: GREY, findings.SLOWER: VERMILION}

@@ -1,6 +1,6 @@
 """Products with quantised weights, and of scaled numbers: jaxext's against dequantise-then-dot, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.quantized --json quantized_cpu.json
+    python -m benchmarks.quantized --json quantized_cpu.json
 
 `dequantized` makes small numbers wide and multiplies, in one jitted program; `wide` multiplies numbers that are wide already.  Times are
 medians in ms, and errors those of the norm.  Wide numbers are float32 on a CPU and bfloat16 on a GPU, where implementations have columns.

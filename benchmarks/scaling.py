@@ -1,6 +1,6 @@
 """Predictions for layers that people train, on machines with many GPUs: the tables of docs/scaling.md.
 
-    python -m jaxext.benchmarks.scaling
+    python -m benchmarks.scaling
 
 `jaxext.parallel.cost` counts what each device computes, holds and sends.  Here the counts are divided by the rates of a GPU and of its
 links, from the vendor's data sheets.  Nothing was measured.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .report import Failure
+from jaxext.bench.bench_report import Failure
 
 START_S = 90  # for a new process, until it has imported jax and found the device
 END_S = 5  # for a killed process to end, which a driver may hold

@@ -5,21 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
-from typing import Any
 
-from jaxext._messages import aligned
-
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"),
-    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4", "complex64", "complex128"),
-)
+from jaxext._messages import aligned, plain
 
 SHORT = 16  # cells of at most this many characters are not folded while the others have room
 # By colour, on a terminal.
@@ -109,17 +101,6 @@ def tell(options, document: dict, *tables: Grid | str) -> None:
         except OSError as error:
             raise Failure(f"--json: {error}") from None
     show(*tables)
-
-
-def plain(data: Any) -> Any:
-    """Data that JSON can represent.  Numbers that it lacks, such as NaN, become text."""
-    if isinstance(data, Mapping):
-        return {str(name): plain(value) for name, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [plain(value) for value in data]
-    if isinstance(data, float) and not math.isfinite(data) or isinstance(data, os.PathLike):
-        return str(data)
-    return data
 
 
 def show(*tables: Grid | str) -> None:

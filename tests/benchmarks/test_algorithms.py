@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxext.benchmarks import algorithms
-from jaxext.benchmarks.algorithms import Side
-from jaxext.benchmarks.draws import KINDS, LEAST_WORK, MOST_WORK, draw
-from jaxext.benchmarks.geometry import parse
+from benchmarks import algorithms
+from benchmarks.algorithms import Side
+from benchmarks.draws import KINDS, LEAST_WORK, MOST_WORK, draw
+from benchmarks.geometry import parse
 
 SPEC = "wgrad float32 x=2,9,8,4 w=3,3,2,8 stride=2,1 padding=1:1,0:2 groups=2"
 

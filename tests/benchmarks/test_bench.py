@@ -18,9 +18,12 @@ import registrations
 
 import jaxext
 from jaxext import extend
-from jaxext.benchmarks import bench, cells, cublas, problems, report, tables
-from jaxext.benchmarks.digests import digests
-from jaxext.benchmarks.kinds import Conv, Matmul
+from jaxext.bench import bench_report as report
+from jaxext.bench import bench_tables as tables
+from jaxext.bench import cells, cublas, problems
+from jaxext.bench.digests import digests
+from jaxext.bench.kinds import Conv, Matmul
+from jaxext.cli import bench
 from jaxext.cli.terminal import UsageError
 from jaxext.core.implementation import Algorithm
 from jaxext.ops.matmul.xla import XlaMatmul

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from jaxext.benchmarks import code_digest, record
+from benchmarks import record
+from jaxext.bench import code_digest, shipping
 from jaxext.tables import environment, table_file
 from jaxext.tables.table_format import Context, Entry, Verified
 
@@ -34,7 +35,7 @@ def ptx(folder, source, name="scaled_copy"):
     from triton import knobs
     from triton.backends.compiler import GPUTarget
 
-    from jaxext.benchmarks.compiled import without_cubin
+    from jaxext.bench.triton_ptx import without_cubin
 
     path = folder / f"kernel_{abs(hash(source))}.py"
     path.write_text(source)
@@ -120,8 +121,9 @@ def entry(device="H100", capability=90, **codes):
 def code(monkeypatch):
     """Return the digests of the code by kind, which a test may change."""
     now = dict(CODES)
-    monkeypatch.setattr(record, "digests", lambda kinds, arch, device: {kind: now[kind] for kind in kinds if kind in now})
-    monkeypatch.setattr(record, "compilers", lambda: HERE)
+    for module in (record, shipping):
+        monkeypatch.setattr(module, "digests", lambda kinds, arch, device: {kind: now[kind] for kind in kinds if kind in now})
+        monkeypatch.setattr(module, "compilers", lambda: HERE)
     return now
 
 
@@ -188,12 +190,12 @@ def test_digests_are_those_of_the_cases(monkeypatch):
 
     contacts = [contact for contact in cases.contacts() if "depthwise" in contact.name][:1]
     monkeypatch.setattr(cases, "contacts", lambda: contacts)
-    devices, digest = set(), record._digest
+    devices, digest = set(), shipping._digest
     with monkeypatch.context() as patched:
-        patched.setattr(record, "_digest", lambda job: devices.add(job[1].device) or digest(job))
-        patched.setattr(record.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
+        patched.setattr(shipping, "_digest", lambda job: devices.add(job[1].device) or digest(job))
+        patched.setattr(shipping.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
         kinds = [f"triton {kind}" for kind in ("depthwise conv2d_fprop bf16", "nothing of this kind")]
-        found = record.digests(kinds, 90, "NVIDIA H200")
+        found = shipping.digests(kinds, 90, "NVIDIA H200")
     assert devices == {"NVIDIA H200"} and [*found] == kinds[:1] and re.fullmatch("[0-9a-f]{16}", found[kinds[0]])
 
 

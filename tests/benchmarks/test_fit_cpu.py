@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from jaxext.benchmarks import algorithms, fit_cpu
-from jaxext.benchmarks.algorithms import THEIRS
-from jaxext.benchmarks.draws import draw
-from jaxext.benchmarks.fit_cpu import Row
+from benchmarks import algorithms, fit_cpu
+from benchmarks.algorithms import THEIRS
+from benchmarks.draws import draw
+from benchmarks.fit_cpu import Row
 from jaxext.ops.conv import xla, xla_plan
 
 SEED = 21

@@ -3,8 +3,8 @@
 import jax
 from test_report import report, result, row
 
-from jaxext.benchmarks import gaps
-from jaxext.benchmarks.report import read
+from benchmarks import gaps
+from jaxext.bench.bench_report import read
 from jaxext.cli import command
 
 ROWS = (

@@ -13,11 +13,13 @@ import pytest
 from headline_stand_ins import HELLO, answer, row
 from msgspec import structs
 
-from jaxext.benchmarks import digests, headline, headline_rows, headline_worker, problems, report
-from jaxext.benchmarks import worker as processes
-from jaxext.benchmarks.headline_rows import HEADLINE, PATHOLOGICAL, cases, steps
-from jaxext.benchmarks.report import Failure, Refusal, Result
-from jaxext.benchmarks.worker import Worker
+from benchmarks import headline, headline_rows, headline_worker
+from benchmarks import worker as processes
+from benchmarks.headline_rows import HEADLINE, PATHOLOGICAL, cases, steps
+from benchmarks.worker import Worker
+from jaxext.bench import bench_report as report
+from jaxext.bench import digests, problems
+from jaxext.bench.bench_report import Failure, Refusal, Result
 from jaxext.tuning import random_operands, timing
 
 CHOSEN = cases(True)

@@ -11,8 +11,10 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from jaxext.benchmarks import findings, markdown, pictures, tables
-from jaxext.benchmarks.report import KINDS, Default, Failure, Measured, Refusal, Report, Result, Results, read, write
+from benchmarks import markdown, pictures
+from jaxext.bench import bench_tables as tables
+from jaxext.bench import findings
+from jaxext.bench.bench_report import KINDS, Default, Failure, Measured, Refusal, Report, Result, Results, read, write
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks/results"
 ENVIRONMENT = {"device": "Some CPU", "date": "2026-11-21T22:00:00+00:00", "versions": {"jax": "0.12.0", "jaxext": "0.1.0"}, "commit": "abc"}

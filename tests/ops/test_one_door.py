@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import checkpoint_policies, extend, testing
-from jaxext.benchmarks import bench, cells, report
-from jaxext.cli import command
+from jaxext.bench import bench_report as report
+from jaxext.bench import cells
+from jaxext.cli import bench, command
 from jaxext.parallel import cost
 from jaxext.tuning import timing
 

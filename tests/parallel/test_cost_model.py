@@ -17,8 +17,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks import scaling
 from jaxext import extend, parallel
-from jaxext.benchmarks import scaling
 from jaxext.core.static import Static
 from jaxext.core.window import Window
 from jaxext.ops.matmul import matmul
@@ -282,7 +282,7 @@ def test_padding_is_of_whole_rows():
 
 @pytest.mark.parametrize("table", scaling.tables().values(), ids=scaling.tables())
 def test_the_document_shows_what_cost_says(table):
-    """`python -m jaxext.benchmarks.scaling` prints these tables."""
+    """`python -m benchmarks.scaling` prints these tables."""
     assert table in DOCUMENT.read_text()
 
 

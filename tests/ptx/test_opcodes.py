@@ -7,7 +7,8 @@ import snippets
 from interpreter import Module
 from opcodes import untested
 
-from jaxext.benchmarks import compiled
+from benchmarks import compiled
+from jaxext.bench import triton_ptx
 
 
 def test_what_a_test_of_instructions_does_not_reach_does_not_count():
@@ -42,5 +43,5 @@ def test_kernels_of_triton(kernel, arch):
     for numbers in KINDS[kernel, arch]:
         program = next(program for program in picked if program.numbers == numbers)
         launch = importlib.import_module(f"jaxext.kernels.{kernel}").launch(program.problem, program.config)
-        made = compiled.compile_launch(launch, program.problem)
+        made = triton_ptx.compile_launch(launch, program.problem)
         assert not untested(Module(str(made.asm["ptx"])))

@@ -23,9 +23,10 @@ from interpreter import LATE, Fault, Module
 from opcodes import untested
 from triton_kernels import CALLS, Call, call, kernel_module, skip_without_compiler
 
-from jaxext.benchmarks import compiled
-from jaxext.benchmarks.kinds import Matmul
-from jaxext.benchmarks.problems import PRODUCTS, reduced
+from benchmarks import compiled
+from jaxext.bench import triton_ptx
+from jaxext.bench.kinds import Matmul
+from jaxext.bench.problems import PRODUCTS, reduced
 from jaxext.kernels import matmul, scaled
 from jaxext.kernels.epilogue import Epilogue
 
@@ -193,7 +194,7 @@ def test_sums_of_halves_of_indices():
     problem = test_conv.a_problem("dgrad", N=3, C=136, K=264, input=(29, 28), dtypes=("fp16",) * 3, arch=90)
     gradient = Call("conv", problem, kernel_module("conv").Config(tile_m=128, tile_n=128, tile_k=64, num_warps=8, splits=5))
     with mock.patch.object(compiled, "repaired", lambda ptx: ptx):
-        assert "add.s16x2" in str(compiled.compile_launch(gradient.launch, problem).asm["ptx"])
+        assert "add.s16x2" in str(triton_ptx.compile_launch(gradient.launch, problem).asm["ptx"])
     assert "16x2" not in gradient.ptx
     operands = gradient.operands(integers=True)
     gradient.check(gradient.execute(operands, LATE), operands, integers=True)

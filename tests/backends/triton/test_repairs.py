@@ -22,8 +22,9 @@ from jax_triton import triton_lib
 from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 
+from benchmarks import compiled
 from jaxext.backends.triton import assembler, repairs, triton_binding
-from jaxext.benchmarks import compiled
+from jaxext.bench import triton_ptx
 from jaxext.kernels import checks, matmul
 from jaxext.kernels.matmul import kernel as matmul_kernel
 
@@ -76,7 +77,7 @@ def problem(arch, **changes):
 
 def compiled_ptx(arch) -> str:
     asked = problem(arch)
-    return str(compiled.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
+    return str(triton_ptx.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
 
 
 def unfenced_waits(ptx: str) -> int:
@@ -134,14 +135,14 @@ def test_fences_are_not_added_twice():
 
 def test_triton_adds_them_by_its_hook():
     """Tests of kernels on a GPU compile by Triton alone."""
-    asked, without_cubin = problem(90), compiled.without_cubin
+    asked, without_cubin = problem(90), triton_ptx.without_cubin
     with (
         mock.patch.object(compiled, "repaired", lambda ptx: ptx),
-        mock.patch.object(compiled, "without_cubin", lambda *args: repairs.stages_with_repairs(*args) and without_cubin(*args)),
+        mock.patch.object(triton_ptx, "without_cubin", lambda *args: repairs.stages_with_repairs(*args) and without_cubin(*args)),
         knobs.compilation.scope(),
     ):
         knobs.compilation.always_compile = True
-        ptx = str(compiled.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
+        ptx = str(triton_ptx.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
     assert unfenced_waits(ptx) == 0
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import findings
-from .report import THEIRS, Failure, Measured, Refusal, Report, Result
+from jaxext.bench import findings
+from jaxext.bench.bench_report import THEIRS, Failure, Measured, Refusal, Report, Result
 
 STYLES = {findings.FASTER: "green", findings.SLOWER: "bold red", findings.MISSING: "red", findings.NEW: "cyan"}
 NAME, TIME, RATIO, SHARE, ERROR, STRAYS = 78, 13, 15, 5, 8, 28  # columns' widths

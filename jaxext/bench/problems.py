@@ -20,11 +20,11 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from jaxext.bench.case import Problem
+from jaxext.bench.kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp, Ragged
+from jaxext.bench.own import SUITE
 from jaxext.core.family import families
 from jaxext.core.form import Form, owner
-
-from .case import Problem
-from .kinds import FPROP, NN, NT, STEP, WGRAD, Causal, Conv, Fused, Gram, Labelled, Matmul, Mlp, Quantised, Ragged
 
 DEFAULT = 1e8  # operations of a twin for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
@@ -247,14 +247,7 @@ EXPERTS = [
     _ragged("gpt-oss experts down, half empty", (512, 0) * 16, 2880, 2880, "gpt-oss"),
 ]
 
-LAYER: Any = dict(M=16, K=4096, N=14336)  # of Llama 3 8B at 16 tokens, in the two formats in which weights are commonly published
-OWN = [
-    # the layer before each scan of Mamba-2 2.7B, as its own package computes it
-    _named(Causal(name="causal k=4 silu", N=8, T=2048, C=5376), "own causal_conv1d mamba"),
-    _named(Gram(name="gram", M=4096, K=4096), "own gram"),  # a weight matrix of Muon's iteration
-    _named(Quantised(name="llama 8B up quantised", **LAYER, numbers=("int8 weights",)), "own quantized_matmul llama"),
-    _named(Quantised(name="llama 8B up quantised by 128", **LAYER, group=128, numbers=("int4 weights",)), "own quantized_matmul llama"),
-]
+OWN = [_named(problem, f"own {problem.operation} {tags}") for problem, tags in SUITE]
 
 PRODUCTS: tuple[Matmul | Conv | Ragged, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES, *EXPERTS)
 PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *OWN, *ON_CPU)

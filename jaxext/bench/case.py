@@ -117,7 +117,7 @@ class Case:
 
 def _operation(library: str, name: str) -> Callable:
     if name in COMPOSITIONS:
-        return COMPOSITIONS[name] if library == "lax" else _ours(_OF_ARRAYS.get(name) or getattr(jaxext, name), library)
+        return COMPOSITIONS[name] if library == "lax" else _ours(OF_ARRAYS.get(name) or getattr(jaxext, name), library)
     if declared := next((form for form, _ in owner.values() if form.name == name), None):
         return functools.partial(_definition, declared) if library == "lax" else _ours(extend.Bilinear(declared), library)
     if library == "lax":
@@ -147,33 +147,9 @@ def _gated(x, weights, *, activation: str, precision=None) -> jax.Array:
     return _ACTIVATIONS[activation](gate) * up
 
 
-def _quantized(x, qvalue, scale, **how) -> jax.Array:
-    return jaxext.quantized_matmul(x, jaxext.quantization.Quantized(qvalue, scale), **how)
-
-
-def causal_by_lax(x, w, b, *, activation: str = "silu") -> jax.Array:
-    layout, pads = ("NWC", "WIO", "NWC"), ((len(w) - 1, 0),)
-    z = lax.conv_general_dilated(x, w[:, None], (1,), pads, dimension_numbers=layout, feature_group_count=x.shape[-1])
-    return _ACTIVATIONS[activation](z + jnp.broadcast_to(b, z.shape))
-
-
-def gram_by_jnp(x, *, precision=None) -> jax.Array:
-    return jnp.matmul(x, x.mT, precision=precision)
-
-
-def _made_wide(x, qvalue, scale) -> jax.Array:
-    return jnp.matmul(x, jaxext.quantization.Quantized(qvalue, scale).dequantize().astype(x.dtype))
-
-
-_OF_ARRAYS: Mapping[str, Callable] = {"quantized_matmul": _quantized}  # operations of more than arrays
-# What has no namesake in lax, as lax's users write it.
-COMPOSITIONS: Mapping[str, Callable] = {
-    "linear": _linear,
-    "gated_linear_unit": _gated,
-    "causal_conv1d": causal_by_lax,
-    "gram": gram_by_jnp,
-    "quantized_matmul": _made_wide,
-}
+# What has no namesake in lax, as lax's users write it.  own.py adds jaxext's own operations.
+COMPOSITIONS: dict[str, Callable] = {"linear": _linear, "gated_linear_unit": _gated}
+OF_ARRAYS: dict[str, Callable] = {}  # operations of more than arrays
 _ACTIVATIONS: Mapping[str, Callable] = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,

@@ -24,16 +24,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 import jaxext
+from jaxext.bench import bench_report as report
+from jaxext.bench import bench_tables as tables
+from jaxext.bench import cells, findings, problems
+from jaxext.bench.case import PLAIN, Case, Problem, kind
+from jaxext.bench.digests import current
+from jaxext.bench.heap import keep_freed_memory
+from jaxext.bench.targets import in_order, targets
 from jaxext.cli.arguments import module
 from jaxext.cli.terminal import UsageError, count, make_folders, says_json, tell
 from jaxext.tables import environment
 from jaxext.tuning import timing
-
-from . import cells, findings, problems, report, tables
-from .case import PLAIN, Case, Problem, kind
-from .digests import current
-from .heap import keep_freed_memory
-from .targets import in_order, targets
 
 ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "backward", "step")
 UNFOLDED = 240  # columns of tables in files and pipes
