@@ -65,7 +65,7 @@ def test_trial_run(tmp_path, capsys):
     for row in read.rows:
         assert row.timed.keys() == {"lax", "xla"} and row.ours == "xla" and row.name in out
         for result in row.timed.values():
-            assert result.error < 1e-6 and result.compile_ms > 0 and result.tflops > 0 and result.warm_ms is result.wall_ms is None
+            assert float(result.error) < 1e-6 and result.compile_ms > 0 and result.tflops > 0 and result.warm_ms is result.wall_ms is None
         for ours in ("triton", "cuda"):
             refusal = row.results[ours]
             assert isinstance(refusal, report.Refusal) and "platform is 'cpu'" in refusal.refused and refusal.refused in out
@@ -74,7 +74,7 @@ def test_trial_run(tmp_path, capsys):
     assert product.bytes == 4 * (6 * 5 + 4 * 5 + 6 * 4) and product.flops == 2 * 6 * 5 * 4
     assert product.results["cublas"] == report.Refusal("the platform is 'cpu'") and "cublas" not in convolution.results
     assert product.floor_ms == pytest.approx(1e3 * max(product.bytes / read.ceilings["copy"], product.flops / read.ceilings["float32"]))
-    assert product.timed["lax"].roofline == pytest.approx(product.floor_ms / product.timed["lax"].ms[1])
+    assert product.floor_ms and product.timed["lax"].roofline == pytest.approx(product.floor_ms / product.timed["lax"].ms[1])
 
 
 @on_cpu
@@ -193,7 +193,7 @@ def made_up(monkeypatch):
         if isinstance(outcome, BaseException):
             raise outcome
         facts: Any = dict(name=case.name, problem=case.problem, tags=(), role=case.role, dtype=case.dtype, shapes=case.shapes)
-        results = {"lax": result(), "xla": result()} | outcome
+        results = report.Results({"lax": result(), "xla": result()} | outcome)
         known = digests((), case.numbers, results, "cpu")
         return report.Measured(**facts, flops=case.flops, bytes=1, targets=targets, results=results, digests=known)
 
@@ -294,7 +294,7 @@ def faked(by, role="nn", dtype="float32"):
 
 
 def measured(case, clock=None, libraries=("lax", "xla", "triton", "cuda", "jaxext")):
-    clock = clock or types.SimpleNamespace(name="made up", sampler=lambda program: lambda: 2.0)
+    clock: Any = clock or types.SimpleNamespace(name="made up", sampler=lambda program: lambda: 2.0)
     return cells.measure(case, {}, cells.Bench(libraries, clock, 1, {"copy": 1e9, "float32": 1e9}))
 
 
@@ -308,7 +308,7 @@ def test_wrong_and_broken_libraries():
         raise NotImplementedError("no rule")
 
     row = measured(faked({"xla": wrong, "triton": lacking, "cuda": lambda a, b: (a @ b)[:1]}))
-    assert math.isnan(row.timed["xla"].error) and row.timed["lax"].error < 1e-6 and row.timed["lax"].ms == (2, 2, 2)
+    assert math.isnan(float(row.timed["xla"].error)) and float(row.timed["lax"].error) < 1e-6 and row.timed["lax"].ms == (2, 2, 2)
     assert row.results["triton"] == report.Failure("NotImplementedError: no rule")
     assert "result has shape (1, 5), want the truth's (6, 5)" in row.results["cuda"].failed  # type: ignore[union-attr]
 

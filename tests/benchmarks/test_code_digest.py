@@ -4,6 +4,7 @@ import datetime
 import importlib.util
 import re
 import types
+from unittest import mock
 
 import msgspec
 import pytest
@@ -45,11 +46,8 @@ def ptx(folder, source, name="scaled_copy"):
     spec.loader.exec_module(module)
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "BLOCK": "constexpr"}
     made = triton.compiler.ASTSource(getattr(module, name), signature, constexprs={(2,): 128})
-    before, knobs.runtime.add_stages_inspection_hook = knobs.runtime.add_stages_inspection_hook, without_cubin
-    try:
+    with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", without_cubin):
         return str(triton.compile(made, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True}).asm["ptx"])
-    finally:
-        knobs.runtime.add_stages_inspection_hook = before
 
 
 def test_a_kernel_that_is_moved_and_renamed_keeps_its_digest(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import xml.etree.ElementTree
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -24,7 +25,9 @@ REFUSAL = Refusal("the platform is 'cpu'")
 def result(ms, spread=0.02, **fields):
     """`spread`: of the quartiles, relative to the median."""
     times = (ms * (1 - spread / 2), ms, ms * (1 + spread / 2))
-    given = dict(tflops=1 / ms, gbps=1.0, error=1e-6, worst=1e-5, hlo={"transpose": 0, "copy": 2, "pad": 1}, trace_ms=3.0, compile_ms=70.0)
+    given: dict[str, Any] = dict(
+        tflops=1 / ms, gbps=1.0, error=1e-6, worst=1e-5, hlo={"transpose": 0, "copy": 2, "pad": 1}, trace_ms=3.0, compile_ms=70.0
+    )
     return Result(ms=times, **given | fields)
 
 
@@ -48,7 +51,7 @@ def row(name="a", role="fprop", *, default=("xla",), dtype="float32", numbers=No
 
 
 def report(*rows, **fields):
-    given = dict(environment=ENVIRONMENT, timer="wall time", not_cupti="the platform is cpu", reduced=True)
+    given: dict[str, Any] = dict(environment=ENVIRONMENT, timer="wall time", not_cupti="the platform is cpu", reduced=True)
     return Report(**given | dict(ceilings={"copy": 2e10, "float32": 1e11}, rows=rows) | fields)
 
 
