@@ -293,8 +293,8 @@ def faked(by, role="nn", dtype="float32"):
     return made
 
 
-def measured(case, clock=None, libraries=("lax", "xla", "triton", "cuda", "jaxext")):
-    clock: Any = clock or types.SimpleNamespace(name="made up", sampler=lambda program: lambda: 2.0)
+def measured(case, clock: Any = None, libraries=("lax", "xla", "triton", "cuda", "jaxext")):
+    clock = clock or types.SimpleNamespace(name="made up", sampler=lambda program: lambda: 2.0)
     return cells.measure(case, {}, cells.Bench(libraries, clock, 1, {"copy": 1e9, "float32": 1e9}))
 
 

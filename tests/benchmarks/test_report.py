@@ -52,7 +52,8 @@ def row(name="a", role="fprop", *, default=("xla",), dtype="float32", numbers=No
 
 def report(*rows, **fields):
     given: dict[str, Any] = dict(environment=ENVIRONMENT, timer="wall time", not_cupti="the platform is cpu", reduced=True)
-    return Report(**given | dict(ceilings={"copy": 2e10, "float32": 1e11}, rows=rows) | fields)
+    given |= dict(ceilings={"copy": 2e10, "float32": 1e11}, rows=rows)
+    return Report(**given | fields)
 
 
 WHOLE = report(

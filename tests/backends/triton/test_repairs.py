@@ -22,7 +22,6 @@ from jax_triton import triton_lib
 from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 
-from benchmarks import compiled
 from jaxext.backends.triton import assembler, repairs, triton_binding
 from jaxext.bench import triton_ptx
 from jaxext.kernels import checks, matmul
@@ -100,7 +99,7 @@ def test_compile_launch_makes_the_same_ptx():
 
 def test_the_cache_of_triton_serves_no_kernel_without_fences():
     """It knows nothing of the fences: what is in it, of whatever version of jaxext, gets them when it is read."""
-    with mock.patch.object(compiled, "repaired", lambda ptx: ptx):
+    with mock.patch.object(triton_ptx, "repaired", lambda ptx: ptx):
         before = compiled_ptx(90)
     assert unfenced_waits(before) > 0
     assert unfenced_waits(compiled_ptx(90)) == 0
@@ -137,7 +136,7 @@ def test_triton_adds_them_by_its_hook():
     """Tests of kernels on a GPU compile by Triton alone."""
     asked, without_cubin = problem(90), triton_ptx.without_cubin
     with (
-        mock.patch.object(compiled, "repaired", lambda ptx: ptx),
+        mock.patch.object(triton_ptx, "repaired", lambda ptx: ptx),
         mock.patch.object(triton_ptx, "without_cubin", lambda *args: repairs.stages_with_repairs(*args) and without_cubin(*args)),
         knobs.compilation.scope(),
     ):
