@@ -181,7 +181,7 @@ LAYER: Any = dict(M=16, K=4096, N=14336)  # of Llama 3 8B at 16 tokens, in the t
 SUITE: tuple[tuple[Own, str], ...] = (  # with tags
     # the layer before each scan of Mamba-2 2.7B, as its own package computes it
     (Causal(name="causal k=4 silu", N=8, T=2048, C=5376), "mamba"),
-    (Gram(name="gram", M=4096, K=4096), ""),  # a weight matrix of Muon's iteration
     (Quantised(name="llama 8B up quantised", **LAYER, numbers=("int8 weights",)), "llama"),
     (Quantised(name="llama 8B up quantised by 128", **LAYER, group=128, numbers=("int4 weights",)), "llama"),
+    (Gram(name="gram", M=4096, K=4096), ""),  # a weight matrix of Muon's iteration
 )
