@@ -13,14 +13,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax import lax
 
 import jaxext
+from jaxext.bench.case import STEP, convolution
 from jaxext.core.window import Window, dilate, meetings
-
-from .case import STEP, convolution
 
 ROLES = ("fprop", "dgrad", "wgrad", STEP)
 SLOTS = {"fprop": "xw", "dgrad": "wy", "wgrad": "xy", STEP: "xwy"}  # the arguments of each role
@@ -40,7 +37,6 @@ class Geometry:
       batch: the size of an axis over which the function is mapped by `vmap`, in front.
       mapped: which of x and w have it: "xw" (batched filters), "x" (with role "wgrad": per-example gradients), "w" (an ensemble that shares
         its input).  The output always has it.
-      layers: with role "step" alone: so many such layers with tanh between them, and the gradients of all filters and the input.
 
     Raises:
       ValueError: names the field that does not fit.
@@ -58,7 +54,6 @@ class Geometry:
     batch_groups: int = 1
     batch: int = 1
     mapped: str = ""
-    layers: int = 1
 
     def __post_init__(self):
         for name in ("stride", "input_dilation", "filter_dilation"):
@@ -83,8 +78,6 @@ class Geometry:
             raise ValueError(
                 f"mapped: got {self.mapped!r} for batch {self.batch}, want one of {', '.join(MAPPED[1:])} with a batch above 1"
             )
-        if self.layers > 1 and (self.role != STEP or self.x != self.y):
-            raise ValueError(f"layers: got {self.layers}, want role {STEP!r} and an output as large as x")
 
     @property
     def rank(self) -> int:
@@ -111,13 +104,11 @@ class Geometry:
         """The number of multiply-adds, without those with zeros of padding or dilation."""
         pairs = math.prod(meetings(self.window, axis) for axis in range(self.rank))
         products = 3 if self.role == STEP else 1
-        return self.batch * self.y[0] * pairs * self.w[-2] * self.w[-1] * products * self.layers
+        return self.batch * self.y[0] * pairs * self.w[-2] * self.w[-1] * products
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the arguments."""
-        if self.layers > 1:
-            return (self.x, *(self.w,) * self.layers)
         slots = {"x": self.x, "w": self.w, "y": self.y}
         return tuple((self.batch,) * (axis == 0) + slots[slot] for slot, axis in zip(SLOTS[self.role], self._axes, strict=True))
 
@@ -141,8 +132,6 @@ class Geometry:
             feature_group_count=self.groups,
             batch_group_count=self.batch_groups,
         )
-        if self.layers > 1:
-            return _network(op)
         return convolution(self.role, self.x, self.w, self._axes if self.mapped else None)(op)
 
     def __str__(self) -> str:
@@ -185,7 +174,7 @@ def parse(text: str) -> Geometry:
 
 
 def _value(name: str, text: str) -> Any:
-    numbers = ("groups", "batch_groups", "batch", "layers")
+    numbers = ("groups", "batch_groups", "batch")
     known = [field.name for field in dataclasses.fields(Geometry)]
     if name not in known:
         raise ValueError(f"{name}: is no field, want one of {', '.join(known)}")
@@ -206,14 +195,3 @@ def _text(value) -> str:
     if isinstance(value, tuple):
         return ",".join(":".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in value)
     return str(value)
-
-
-def _network(op: Callable) -> Callable:
-    """The gradients of a chain of layers, in the input and all filters."""
-
-    def loss(x, *filters):
-        for w in filters:
-            x = jnp.tanh(op(x, w))
-        return jnp.sum(x)
-
-    return lambda *arguments: jax.grad(loss, range(len(arguments)))(*arguments)

@@ -1,6 +1,6 @@
 """Products with their own transposes, and Muon's iteration: jaxext's against the same in jnp, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.gram --json gram_cpu.json
+    python -m benchmarks.gram --json gram_cpu.json
 
 `jnp` is `x @ x.mT`, or the iteration with such products.  Times are medians in ms, and errors those of the norm.  On a GPU implementations
 have columns, and sizes are those of larger models.  `--cpu-time` counts the time of all threads instead, where others use the machine.
@@ -9,22 +9,19 @@ have columns, and sizes are those of larger models.  `--cpu-time` counts the tim
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 import jaxext
+from jaxext.bench.own import gram_by_jnp as by_jnp
 from jaxext.tuning import timing
 
-from .case import COMPOSITIONS, NUMBERS
-from .kinds import NT, Own
 from .race import race, tell
 
 Shape = tuple[int, ...]
@@ -39,10 +36,6 @@ MATRICES = {"cpu": ((768, 3072), (1024, 4096)), "gpu": ((2048, 8192), (4096, 409
 TARGET = {"cpu": 1.5, "gpu": 1.7}
 
 
-def by_jnp(x, *, precision=None):
-    return jnp.matmul(x, x.mT, precision=precision)
-
-
 def newton_schulz_by_jnp(x):
     """Five steps with Muon's coefficients, of a matrix with fewer rows than columns."""
     wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
@@ -53,46 +46,6 @@ def newton_schulz_by_jnp(x):
     return x
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gram(Own):
-    """The product of a matrix (M, K) with its own transpose, and with `addend` a polynomial of two terms of it."""
-
-    M: int
-    K: int
-    addend: bool = False
-
-    operation: ClassVar = "gram"
-    kernel: ClassVar = "gram"
-    compiled: ClassVar = (NT,)
-    stages: ClassVar = ("matrices",)
-    least: ClassVar = {"matrices": {"M": 16, "K": 16}}
-
-    def problem(self, role: str, numbers: str, arch: int) -> Any:
-        from jaxext.kernels import gram  # needs Triton, as the compiler does; the command line lists the kernels without it
-
-        dtypes, precision = NUMBERS[numbers]
-        added: dict[str, Any] = dict(addend=dtypes[2], of_addend=-4.775, scale=2.0315) if self.addend else {}
-        sizes = dict(B=1, M=self.M, K=self.M, N=self.K)
-        return gram.Problem(name="gram", role=role, **sizes, dtypes=dtypes, precision=precision, arch=arch, **added)
-
-    def flops(self, role: str) -> float:
-        return 2.0 * self.M * self.M * self.K  # of the whole product: half of them need not be done
-
-    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
-        return ((self.M, self.K),)
-
-
-BOTH: Any = dict(numbers=("bf16", "tf32"))
-SUITE = ((Gram(name="gram", M=4096, K=4096), "own gram"),)  # a weight matrix of Muon's iteration
-COMPILED = (
-    Gram(name="gram 4096x4096", M=4096, K=4096, tags=frozenset({"sweep"}), **BOTH),
-    Gram(name="gram 4096x4096 with an addend", M=4096, K=4096, addend=True, tags=frozenset({"sweep"}), **BOTH),
-    Gram(name="gram 1024x4096", M=1024, K=4096, **BOTH),
-    Gram(name="gram 4096x4096 in parts", M=4096, K=4096, numbers=("tf32x3", "bf16x6", "ieee")),
-    Gram(name="gram of odd sizes", M=4095, K=511, **BOTH),
-)
-SPLITS = (("gram", "gram(x, out_sharding=out_sharding)", (8, 8, 16)),)  # of x over devices (sharding_subjects.py)
-COMPOSITIONS["gram"] = by_jnp
 OPERATIONS = {"gram": (jaxext.gram, by_jnp), "newton_schulz": (jaxext.newton_schulz, newton_schulz_by_jnp)}
 
 

@@ -1,6 +1,6 @@
 """Cost of `use_invariant`: products with it against the same without, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.invariant --json invariant_cpu.json
+    python -m benchmarks.invariant --json invariant_cpu.json
 
 Times are medians in ms, and errors those of the norm.  Numbers are float32 on a CPU and bfloat16 on a GPU.
 """

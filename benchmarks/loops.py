@@ -1,6 +1,6 @@
 """Convolutions inside a loop, as in layers under `lax.scan`: jaxext's against lax's, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.loops --json loops_cpu.json
+    python -m benchmarks.loops --json loops_cpu.json
 
 Each row is a scan over four layers of equal size, forward, or with the gradients of all filters.  `unrolled` is the same by lax without a
 loop.  Times are medians in ms, and errors those of the norm, in float32.

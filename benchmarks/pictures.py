@@ -1,5 +1,7 @@
 """Pictures of a report: the speedup of jaxext over lax, and how near both come to the roofline.
 
+    python -m benchmarks.pictures benchmarks/results/cpu.json docs/cpu.svg           # and docs/cpu_roofline.svg
+
 Colours are Okabe and Ito's, which the colour-blind can distinguish.  A report gives the same SVG every time.  matplotlib is imported when a
 picture is drawn.
 """
@@ -9,11 +11,12 @@ from __future__ import annotations
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import findings
-from .report import KINDS, OTHER, PRECISION, Measured, Report
+from jaxext.bench import findings
+from jaxext.bench.bench_report import KINDS, OTHER, PRECISION, Measured, Report, read
 
 BLUE, VERMILION, GREY, DARK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 COLOURS = {findings.FASTER: BLUE, findings.SAME: GREY, findings.SLOWER: VERMILION}
@@ -231,3 +234,9 @@ def _rate(rate: float) -> str:
     """A rate with a metric prefix."""
     power = max(0, min(5, math.floor(math.log10(rate) / 3 + 1e-9)))
     return f"{rate / 1000**power:.3g}{('', ' k', ' M', ' G', ' T', ' P')[power]}"
+
+
+if __name__ == "__main__":
+    source, target = read(sys.argv[1]), pathlib.Path(sys.argv[2])
+    ratios(source, target)
+    roofline(source, target.with_stem(f"{target.stem}_roofline"))

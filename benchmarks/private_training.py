@@ -1,6 +1,6 @@
 """Clipped sums of gradients: jaxext's beside those of gradients made by vmap, interleaved, with memory, and errors against float64.
 
-    python -m jaxext.benchmarks.private_training --json private_cpu.json
+    python -m benchmarks.private_training --json private_cpu.json
 
 `vmap, lax` makes the gradients of all examples by vmap(grad), clips and adds them, with lax's products; `vmap, jaxext` does so with
 jaxext's.  Times are medians in ms, errors those of the norm, memory the temporary MiB of the compiled program.

@@ -1,6 +1,6 @@
 """Products with quantised weights, and of scaled numbers: jaxext's against dequantise-then-dot, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.quantized --json quantized_cpu.json
+    python -m benchmarks.quantized --json quantized_cpu.json
 
 `dequantized` makes small numbers wide and multiplies, in one jitted program; `wide` multiplies numbers that are wide already.  Times are
 medians in ms, and errors those of the norm.  Wide numbers are float32 on a CPU and bfloat16 on a GPU, where implementations have columns.
@@ -12,8 +12,7 @@ import argparse
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,6 @@ import jax.numpy as jnp
 import jaxext
 from jaxext.tuning import timing
 
-from .case import COMPOSITIONS
-from .kinds import Own, _halved
 from .race import race, tell
 
 LAYERS = {  # K, N
@@ -95,50 +92,6 @@ def named(implementation: str | None) -> Callable:
 
 def _wide(x, quantized: bool = False) -> jax.Array:
     return x if not isinstance(x, tuple) else x[0].dequantize().astype(x[1].dtype) if quantized else x[1]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantised(Own):
-    """A product of (M, K) with quantised weights (K, N): one scale for each column, or for each `group` of its rows."""
-
-    M: int
-    K: int
-    N: int
-    group: int | None = None
-
-    operation: ClassVar = "quantized_matmul"
-    stages: ClassVar = ("matrices",)
-    least: ClassVar = {"matrices": {"M": 16, "K": 16, "N": 16}}
-
-    def flops(self, role: str) -> float:
-        return 2.0 * self.M * self.N * self.K
-
-    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
-        blocks = self.K // (self.group or self.K)
-        return (self.M, self.K), (self.K, self.N), (blocks, self.N)
-
-    def _writable(self, role: str, numbers: str) -> bool:
-        return True
-
-    def _how(self, numbers: str) -> Mapping[str, Any]:
-        return {}
-
-    def halved(self, stage: str) -> Self:
-        M, N, K = _halved((self.M, self.N, self.K), (16, 16, self.group or 16))
-        return dataclasses.replace(self, M=M, N=N, K=K)
-
-
-def _made_wide(x, qvalue, scale) -> jax.Array:
-    return jnp.matmul(x, jaxext.quantization.Quantized(qvalue, scale).dequantize().astype(x.dtype))
-
-
-# A layer of Llama 3 8B at 16 tokens, in the two formats in which weights are commonly published.
-LAYER: Any = dict(M=16, K=4096, N=14336)
-SUITE = (
-    (Quantised(name="llama 8B up quantised", **LAYER, numbers=("int8 weights",)), "own quantized_matmul llama"),
-    (Quantised(name="llama 8B up quantised by 128", **LAYER, group=128, numbers=("int4 weights",)), "own quantized_matmul llama"),
-)
-COMPOSITIONS["quantized_matmul"] = _made_wide
 
 
 def gradient(f: Callable) -> Callable:

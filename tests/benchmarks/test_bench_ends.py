@@ -8,8 +8,10 @@ import pytest
 import test_bench
 from test_bench import MATMUL, few_problems, made_up, options, run  # noqa: F401
 
-from jaxext.benchmarks import bench, cells, digests, problems, report
-from jaxext.benchmarks.targets import FIRST, targets
+from jaxext.bench import bench_report as report
+from jaxext.bench import cells, digests, problems
+from jaxext.bench.targets import FIRST, targets
+from jaxext.cli import bench
 from jaxext.cli.terminal import UsageError
 from jaxext.tables import environment
 

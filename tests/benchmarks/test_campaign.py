@@ -19,8 +19,8 @@ COMMANDS = f"""
     echo '{{"event": "right"}}' >>"$file"
     [ -z "$RECORDS" ] || {{ mkdir -p "$XDG_CACHE_HOME/jaxext" && echo "$RECORDS" >"$XDG_CACHE_HOME/jaxext/verified.json"; }}
     echo "the table of contact" ;;
-*"--headline --read"*) {LONG}; echo "the table of rows: $(cat "$OUT/gpu.json")" ;;
-*"-m jaxext bench"*)
+*"benchmarks.headline --read"*) {LONG}; echo "the table of rows: $(cat "$OUT/gpu.json")" ;;
+*benchmarks.headline*)
     echo "$*" >>"$OUT/asked"
     [[ "$*" == *--resume* ]] || echo '{{"rows": []}}' >"$OUT/gpu.json"
     ${{BENCH:-true}} ;;
@@ -67,7 +67,7 @@ def test_rows(tmp_path):
     machine = Machine(tmp_path, COMMANDS)
     status, said, _, (asked,) = run(machine, "B")
     assert status == 0 and names(machine) == ["gpu.json", "log.txt", "smi.csv"]
-    assert re.search(r"bench --headline --json \S+/gpu.json --minutes \S+$", asked)
+    assert re.search(r"benchmarks.headline --json \S+/gpu.json --minutes \S+$", asked)
     assert len(said) <= 11_000 and said.endswith('a line that says nothing\nthe table of rows: {"rows": []}\n')
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from cases import random
 
-from jaxext.benchmarks import causal
+from benchmarks import causal
 from jaxext.tuning import timing
 
 

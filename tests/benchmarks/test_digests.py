@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from jaxext import _cuda_build
-from jaxext.benchmarks import digests
-from jaxext.benchmarks.problems import OWN, PROBLEMS
+from jaxext.bench import digests
+from jaxext.bench.problems import OWN, PROBLEMS
 
 CSRC = pathlib.Path(__file__).parents[2] / "csrc"
 ROWS = {

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from jaxext.benchmarks import fit_cpu
-from jaxext.benchmarks.draws import draw
-from jaxext.benchmarks.fit_cpu import Row
-from jaxext.benchmarks.plan_rows import THEIRS
+from benchmarks import algorithms, fit_cpu
+from benchmarks.algorithms import THEIRS
+from benchmarks.draws import draw
+from benchmarks.fit_cpu import Row
 from jaxext.ops.conv import xla, xla_plan
 
 SEED = 21
@@ -81,10 +81,8 @@ def test_rows_are_measured(rates):
     """One convolution by every algorithm."""
 
     class Here:
-        def ask(self, what, *arguments):
-            from jaxext.benchmarks import plan_rows
-
-            return getattr(plan_rows, what)(*arguments)
+        def ask(self, request, seconds):
+            return algorithms.alternatives(*request)
 
     here: Any = Here()
     (row,) = fit_cpu.measure(1, SEED, here)

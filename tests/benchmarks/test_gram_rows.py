@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxext.benchmarks import gram
+from benchmarks import gram
 
 
 @pytest.mark.filterwarnings("ignore:.*float64.*")

@@ -7,16 +7,19 @@ import time
 import types
 
 import headline_stand_ins
+import jax
 import numpy as np
 import pytest
 from headline_stand_ins import HELLO, answer, row
 from msgspec import structs
 
-from jaxext.benchmarks import bench, digests, headline, headline_run, headline_worker, problems, report
-from jaxext.benchmarks.headline import HEADLINE, PATHOLOGICAL, cases, steps
-from jaxext.benchmarks.headline_worker import Worker
-from jaxext.benchmarks.report import Failure, Refusal, Result
-from jaxext.cli import command
+from benchmarks import headline, headline_rows, headline_worker
+from benchmarks import worker as processes
+from benchmarks.headline_rows import HEADLINE, PATHOLOGICAL, cases, steps
+from benchmarks.worker import Worker
+from jaxext.bench import bench_report as report
+from jaxext.bench import digests, problems
+from jaxext.bench.bench_report import Failure, Refusal, Result
 from jaxext.tuning import random_operands, timing
 
 CHOSEN = cases(True)
@@ -44,7 +47,7 @@ def test_ours_come_first_and_dear_rows_of_lax_last():
     assert len(order) == len({*order}) == 3 * 49
     assert order[:4] == [(0, "triton"), (0, "cuda"), (1, "triton"), (1, "cuda")] and {library for _, library in order[98:]} == {"lax"}
     theirs = [whole[at] for at, _ in order[98:]]
-    windows = [case.operation in headline.WINDOWS for case in theirs[:-4]]
+    windows = [case.operation in headline_rows.WINDOWS for case in theirs[:-4]]
     assert windows == sorted(windows) and {case.name for case in theirs[-4:]} == {*PATHOLOGICAL}
     gradients = [case.role in ("wgrad", "backward") for case in theirs[:-4]]
     assert gradients == sorted(gradients)
@@ -77,7 +80,7 @@ def begin(before=()):
 
 def run(worker, chosen=CHOSEN[:3], before=(), until=math.inf):
     saved, said = [], []
-    return headline_run.run(chosen, worker, begin(before), saved.append, until, said.append), saved, said
+    return headline.run(chosen, worker, begin(before), saved.append, until, said.append), saved, said
 
 
 def results(whole):
@@ -90,7 +93,7 @@ def test_a_row_is_written_after_each_library():
     measured = [len(results(each)) for each in saved]
     assert measured == [0, 0, 0, 0, *range(1, 10), 9] and all(each.interrupted for each in saved[:-1])
     assert saved[-1] is whole and not whole.interrupted and not whole.left_out and worker.stopped == 1
-    assert whole.ceilings == dict.fromkeys(headline_run.CEILINGS, 1e12) and said[3] == f"{CHOSEN[0].name}: triton 1"
+    assert whole.ceilings == dict.fromkeys(headline.CEILINGS, 1e12) and said[3] == f"{CHOSEN[0].name}: triton 1"
     assert [request[1:3] for request in worker.asked[3:]] == steps(CHOSEN[:3])
     following = [request[3] for request in worker.asked[3:]]
     assert following == [1, 1, 2, 2, 0, 0, 1, 2, None]  # the next case that is another one
@@ -139,12 +142,12 @@ def row_of(chosen, kind, *request):
 
 def test_a_library_that_hangs_dies_or_raises_leaves_the_row_what_it_has(monkeypatch, tmp_path):
     """A process in which a library hangs or dies is replaced; one in which a library raises is not."""
-    monkeypatch.setattr(headline_run, "LIMIT_S", 1)
+    monkeypatch.setattr(headline, "LIMIT_S", 1)
     planted = {(0, "cuda"): "dies", (1, "triton"): "raises", (1, "cuda"): "refuses", (0, "lax"): "hangs"}
     worker, started, path = Worker(headline_stand_ins.serve, planted), [], tmp_path / "gpu.json"
     start = worker.start
     monkeypatch.setattr(worker, "start", lambda until: started.append(1) or start(until))
-    whole = headline_run.run(CHOSEN[:2], worker, begin(), functools.partial(report.write, path), math.inf, print)
+    whole = headline.run(CHOSEN[:2], worker, begin(), functools.partial(report.write, path), math.inf, print)
     first, second = (of.results for of in whole.rows)
     assert report.read(path) == whole and len(started) == 3 and not whole.left_out
     assert isinstance(first["triton"], Result) and first["cuda"] == Failure("the process died: SIGSEGV")
@@ -158,7 +161,7 @@ def test_a_process_that_lost_the_device_is_replaced(monkeypatch):
     started = []
     process = types.SimpleNamespace(start=lambda: started.append(1), kill=lambda: None, join=lambda seconds: None)
     context = types.SimpleNamespace(Pipe=lambda: (pipe, pipe), Process=lambda **how: process)
-    monkeypatch.setattr(headline_worker.multiprocessing, "get_context", lambda how: context)
+    monkeypatch.setattr(processes.multiprocessing, "get_context", lambda how: context)
     worker = Worker(headline_stand_ins.serve)
     assert [worker.ask("a", 1), worker.ask("b", 1)] == [1.0, Failure("CUDA_ERROR_ILLEGAL_ADDRESS")] and len(started) == 1
     assert worker.ask("c", 1) == 2.0 and len(started) == 2
@@ -242,28 +245,28 @@ def planted_report():
 
 def test_the_summary_is_short_and_its_table_last(tmp_path, capsys):
     """Reasons may be long.  The summary is printed again from the file, without a device."""
-    text = headline_run.summary(planted_report())
+    text = headline.summary(planted_report())
     lines = text.splitlines()
-    assert 8_000 < len(text) <= headline_run.MOST and len(lines) > 49
+    assert 8_000 < len(text) <= headline.MOST and len(lines) > 49
     assert all(line.startswith(name[:40]) for line, name in zip(lines[-49:], (*HEADLINE, *PATHOLOGICAL), strict=True))
     assert re.search(r"1 +FAILED +2 +2.00 +50% +1.0e-06$", lines[-49]) and re.search(r"1! +FAILED +FAILED +- +- +-$", lines[-48])
     assert "triton: 25 right, 24 wrong" in lines and "cuda: 49 failed" in lines and "lax: 48 failed, 1 right" in lines
     report.write(tmp_path / "gpu.json", planted_report())
-    assert command.main(["bench", "--headline", "--read", str(tmp_path / "gpu.json")]) == 0
+    assert headline.main(["--read", str(tmp_path / "gpu.json")]) == 0
     assert capsys.readouterr().out == text + "\n"
 
 
 def test_the_command_leaves_the_device_to_the_process_that_measures(monkeypatch, tmp_path, capsys):
-    """`--headline` measures in another process, and `--resume` goes on with a report of the same device alone."""
-    monkeypatch.setattr(command, "check_device", lambda: pytest.fail("it asks for the device"))
-    monkeypatch.setattr(bench, "Worker", lambda serve, is_trial: InProcess())
-    path, asked = tmp_path / "gpu.json", ["bench", "--headline", "--quick", "--json", str(tmp_path / "gpu.json")]
-    assert command.main(asked) == 0 and len(results(report.read(path))) == 3 * 49
-    assert headline_run.summary(report.read(path)) in capsys.readouterr().out
-    assert command.main([*asked, "--resume"]) == 0
+    """`--resume` goes on with a report of the same device alone."""
+    monkeypatch.setattr(jax, "devices", lambda *_: pytest.fail("it asks for the device"))
+    monkeypatch.setattr(headline, "Worker", lambda serve, is_trial: InProcess())
+    path, asked = tmp_path / "gpu.json", ["--quick", "--json", str(tmp_path / "gpu.json")]
+    assert headline.main(asked) == 0 and len(results(report.read(path))) == 3 * 49
+    assert headline.summary(report.read(path)) in capsys.readouterr().out
+    assert headline.main([*asked, "--resume"]) == 0
     monkeypatch.setitem(headline_stand_ins.ENVIRONMENT, "device", "another")
     with pytest.raises(SystemExit):
-        command.main([*asked, "--resume"])
+        headline.main([*asked, "--resume"])
     assert "is of another device" in capsys.readouterr().err
-    assert command.main(["bench", "--headline", "--list"]) == 0
+    assert headline.main(["--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [*HEADLINE, *PATHOLOGICAL]

@@ -7,11 +7,11 @@ import types
 
 import pytest
 
-from jaxext.benchmarks import heap
+from jaxext.bench import heap
 
 MAPPED = """
 import ctypes, sys
-from jaxext.benchmarks import heap
+from jaxext.bench import heap
 if not heap.keep_freed_memory():
     sys.exit()
 libc = ctypes.CDLL(None)

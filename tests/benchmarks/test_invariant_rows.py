@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxext.benchmarks import invariant
+from benchmarks import invariant
 
 
 @pytest.mark.filterwarnings("ignore:.*float64.*")

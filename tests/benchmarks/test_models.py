@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jaxext
-from jaxext.benchmarks import models
+from benchmarks import models
 from jaxext.tuning import timing
 from jaxext.tuning.walk import walk
 

@@ -5,7 +5,7 @@ import json
 import jax
 import pytest
 
-from jaxext.benchmarks import private_training
+from benchmarks import private_training
 
 
 @pytest.mark.filterwarnings("ignore:.*float64.*")

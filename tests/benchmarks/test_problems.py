@@ -12,10 +12,10 @@ import pytest
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
-from jaxext.benchmarks.case import DTYPES, PLAIN
-from jaxext.benchmarks.kinds import Conv, Fused, Matmul, Mlp, Ragged
-from jaxext.benchmarks.problems import DEFAULT, OWN, PROBLEMS, declared, reduced, select, twins
-from jaxext.benchmarks.targets import OF_CPUS, OF_GPUS, targets
+from jaxext.bench.case import DTYPES, PLAIN
+from jaxext.bench.kinds import Conv, Fused, Matmul, Mlp, Ragged
+from jaxext.bench.problems import DEFAULT, OWN, PROBLEMS, declared, reduced, select, twins
+from jaxext.bench.targets import OF_CPUS, OF_GPUS, targets
 from jaxext.tuning import random_operands, timing
 
 SMALL = 2e6

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxext.benchmarks import quantized
+from benchmarks import quantized
 
 
 @pytest.mark.filterwarnings("ignore:.*float64.*")

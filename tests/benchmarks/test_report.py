@@ -6,13 +6,16 @@ import os
 import pathlib
 import re
 import xml.etree.ElementTree
+from typing import Any
 
 import pytest
 from msgspec import structs
 from rich.console import Console
 
-from jaxext.benchmarks import findings, pictures, tables
-from jaxext.benchmarks.report import KINDS, Default, Failure, Measured, Refusal, Report, Result, Results, read, write
+from benchmarks import markdown, pictures
+from jaxext.bench import bench_tables as tables
+from jaxext.bench import findings
+from jaxext.bench.bench_report import KINDS, Default, Failure, Measured, Refusal, Report, Result, Results, read, write
 
 ENVIRONMENT = {"device": "Some CPU", "date": "2026-11-21T22:00:00+00:00", "versions": {"jax": "0.12.0", "jaxext": "0.1.0"}, "commit": "abc"}
 REFUSAL = Refusal("the platform is 'cpu'")
@@ -21,7 +24,9 @@ REFUSAL = Refusal("the platform is 'cpu'")
 def result(ms, spread=0.02, **fields):
     """`spread`: of the quartiles, relative to the median."""
     times = (ms * (1 - spread / 2), ms, ms * (1 + spread / 2))
-    given = dict(tflops=1 / ms, gbps=1.0, error=1e-6, worst=1e-5, hlo={"transpose": 0, "copy": 2, "pad": 1}, trace_ms=3.0, compile_ms=70.0)
+    given: dict[str, Any] = dict(
+        tflops=1 / ms, gbps=1.0, error=1e-6, worst=1e-5, hlo={"transpose": 0, "copy": 2, "pad": 1}, trace_ms=3.0, compile_ms=70.0
+    )
     return Result(ms=times, **given | fields)
 
 
@@ -45,8 +50,9 @@ def row(name="a", role="fprop", *, default=("xla",), dtype="float32", numbers=No
 
 
 def report(*rows, **fields):
-    given = dict(environment=ENVIRONMENT, timer="wall time", not_cupti="the platform is cpu", reduced=True)
-    return Report(**given | dict(ceilings={"copy": 2e10, "float32": 1e11}, rows=rows) | fields)
+    given: dict[str, Any] = dict(environment=ENVIRONMENT, timer="wall time", not_cupti="the platform is cpu", reduced=True)
+    given |= dict(ceilings={"copy": 2e10, "float32": 1e11}, rows=rows)
+    return Report(**given | fields)
 
 
 WHOLE = report(
@@ -166,7 +172,7 @@ def test_what_is_wrong_is_never_faster(error):
     found = row(lax=4.0, xla=result(1.0, error=error), targets={"xla": {"lax": 2, "tflops": 0}})
     assert findings.ratio(found, "xla", "lax") is findings.standing(found, "default", "lax") is None
     assert findings.missed(found) == ["xla lax - of 2 MISSED", "xla tflops - of 0 MISSED"] and findings.summary([found]) == []
-    assert "| a | float32 | wrong |" in tables.markdown(report(found))
+    assert "| a | float32 | wrong |" in markdown.markdown(report(found))
 
 
 def test_targets():
@@ -353,13 +359,13 @@ beyond the noise, the cell is in bold.
 
 
 def test_markdown():
-    assert tables.markdown(WHOLE) == GOLDEN
+    assert markdown.markdown(WHOLE) == GOLDEN
 
 
 def test_markdown_of_rows_without_a_ratio():
     rows = (row("a|b", "wgrad", default=(), xla=1.0), row("a|b", lax=1.0), row("a|b", numbers="ieee", lax=1.0, xla=1.0))
     rows += (row("m", "nn", tags=("matmul",), lax=0.0123456, xla=0.001234),)
-    text = tables.markdown(report(*rows, ceilings={}, reduced=False, not_cupti=None))
+    text = markdown.markdown(report(*rows, ceilings={}, reduced=False, not_cupti=None))
     assert "| a\\|b | float32 | not measured | refused |" in text
     assert "| m | float32 | 10.00× xla 0.00123 ±1% |" in text
     assert "### precision\n\n| problem | numbers | fprop |\n|---|---|--:|\n| a\\|b | ieee | 1.00× xla 1.00 ±1% |" in text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import random
 
-from jaxext.benchmarks.training_memory import BLOCKS, temporaries
+from benchmarks.training_memory import BLOCKS, temporaries
 
 
 @pytest.mark.parametrize("block", BLOCKS)
