@@ -1,18 +1,11 @@
-"""One convolution by lax and by every algorithm that `xla` has for it: time, memory, and time to lower and compile.
-
-    python -m benchmarks.algorithms "wgrad x=1,1000,2 w=128,1,2 padding=SAME groups=2"
-
-A line for each, the fastest first; `P` marks the plan's choice.  `geometry.parse` says what a convolution is written like.
-"""
+"""One convolution by lax and by every algorithm that `xla` has for it: time, memory, and time to lower and compile."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +20,7 @@ from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing
 from jaxext.tuning.timing import Program
 
-from .geometry import Geometry, parse
+from .geometry import Geometry
 
 THEIRS = "(lax)"  # the library, beside the algorithm of `xla` that is called so
 SAMPLES, PATIENCE_S = 100, 3.0
@@ -124,33 +117,3 @@ def begin() -> None:
     keep_freed_memory()
     jax.config.update("jax_enable_compilation_cache", False)
     alternatives(Geometry(role="fprop", x=(1, 2, 2), w=(1, 2, 2)), 1, 0.0)  # the first programs of a process take longer to make
-
-
-def lines(sides: Mapping[str, Side | str]) -> list[str]:
-    """A line for each algorithm, over lax's, the fastest first."""
-    theirs, planned = sides[THEIRS], next(iter(sides))
-    assert isinstance(theirs, Side)
-    timed = {name: side for name, side in sides.items() if isinstance(side, Side) and name != THEIRS}
-    found = [f"  {THEIRS:12} {theirs.least_ms:.3g} ms, {theirs.bytes / 2**20:.3g} MiB, build {theirs.build_ms:.0f} ms"]
-    for name, ours in sorted(timed.items(), key=lambda item: item[1].least_ms):
-        ratios = (ours.least_ms / theirs.least_ms, ours.bytes / theirs.bytes, ours.build_ms / theirs.build_ms)
-        found.append(f"{'P' if name == planned else ' '} {name:12} " + "time {:.2f}, memory {:.2f}, build {:.2f}".format(*ratios))
-    return found + [f"{'P' if name == planned else ' '} {name:12} {why}" for name, why in sides.items() if isinstance(why, str)]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("geometry", nargs="+", help="such as in the line above")
-    options = parser.parse_args(arguments)
-    try:
-        geometries = [*map(parse, options.geometry)]
-    except ValueError as error:
-        parser.error(str(error))
-    begin()
-    for geometry in geometries:
-        print(f"{geometry}\n  {geometry.work:.2e} multiply-adds", *lines(alternatives(geometry)), sep="\n", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

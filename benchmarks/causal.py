@@ -9,10 +9,8 @@ numbers are float32.  On a GPU they are bfloat16; each implementation has a colu
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-import pathlib
 from collections.abc import Callable, Iterator
 
 import jax
@@ -24,7 +22,7 @@ import jaxext
 from jaxext.bench.own import causal_by_lax as by_lax
 from jaxext.tuning import timing
 
-from .race import race, tell
+from .race import race, run
 
 SHAPES = (  # N, T, C, k
     *((4, 2048, 512, 4), (1, 4096, 256, 4), (8, 512, 256, 4), (2, 1024, 1024, 2), (2, 1024, 512, 3), (1, 128, 64, 4)),
@@ -32,7 +30,6 @@ SHAPES = (  # N, T, C, k
 )
 ON_GPU = ((8, 2048, 5376, 4), (1, 16384, 12288, 4), (8, 2048, 5376, 2), (4, 2048, 4096, 8), (64, 16, 5376, 4), (4, 2048, 512, 4))
 STEP = (64, 512, 4)  # N, C, k
-TARGETS = {"forward": 0.9, "backward": 0.8}  # of the bandwidth of `copy`, for the first two shapes on a GPU
 
 
 def ours(x, w, b):
@@ -82,19 +79,14 @@ def rows(shapes, rounds: int) -> Iterator[dict]:
     def derivative(f):
         return lambda x, w, b, ct: jax.vjp(f, x, w, b)[1](ct)
 
-    for n, (N, T, C, k) in enumerate(shapes):
-        target = {kind: {"target": share} if gpu and n < 2 else {} for kind, share in TARGETS.items()}
+    for N, T, C, k in shapes:
         arguments, forms = (some(N, T, C), some(k, C), some(C)), on_gpu() if gpu else FORMS
         backward = {name: derivative(f) for name, f in forms.items()}
         if gpu:
             forms, backward = forms | {"copy": lambda x, *_: -x}, backward | {"copy": lambda x, w, b, ct: x - ct}
-        yield {"row": "forward", "shape": [N, T, C, k]} | target["forward"] | race(forms, arguments, clock, rounds, sum_of_padded)
+        yield {"row": "forward", "shape": [N, T, C, k]} | race(forms, arguments, clock, rounds, sum_of_padded)
         arguments += (some(N, T, C),)
-        yield (
-            {"row": "backward", "shape": [N, T, C, k]}
-            | target["backward"]
-            | race(backward, arguments, clock, rounds, derivative(sum_of_padded))
-        )
+        yield {"row": "backward", "shape": [N, T, C, k]} | race(backward, arguments, clock, rounds, derivative(sum_of_padded))
     N, C, k = STEP
     arguments = some(N, C), some(N, k - 1, C), some(k, C), some(C)
     yield {"row": "step", "shape": [N, C, k]} | race({"jaxext": our_step, "jnp": step}, arguments, clock, rounds, step)
@@ -105,18 +97,11 @@ def line(row: dict) -> str:
     others = {name: took / ms["jaxext"] for name, took in ms.items() if name != "jaxext"}
     shape = "x".join(map(str, row["shape"]))
     told = f"{row['row']:9} {shape:16} {ms['jaxext']:8.3f} ms  error {row['error']['jaxext']:.1e} "
-    told += "".join(f" {name} {ratio:6.2f}" for name, ratio in others.items())
-    return told + (f"  target copy {row['target']}" if "target" in row else "")
+    return told + "".join(f" {name} {ratio:6.2f}" for name, ratio in others.items())
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
-    parser.add_argument("--shapes", type=int, help="how many of the shapes (default: all)")
-    options = parser.parse_args(arguments)
-    shapes = (ON_GPU if jax.default_backend() == "gpu" else SHAPES)[: options.shapes]
-    tell(rows(shapes, options.rounds), line, options.json)
+    run(__doc__, functools.partial(rows, ON_GPU if jax.default_backend() == "gpu" else SHAPES), line, 7, arguments)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ have columns, and sizes are those of larger models.  `--cpu-time` counts the tim
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,7 +20,7 @@ import jaxext
 from jaxext.bench.own import gram_by_jnp as by_jnp
 from jaxext.tuning import timing
 
-from .race import race, tell
+from .race import parser, race, tell
 
 Shape = tuple[int, ...]
 
@@ -33,7 +31,6 @@ ON_CPU = (
 )
 ON_GPU = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (2048, 16384), (16384, 1024), (16, 2048, 2048))
 MATRICES = {"cpu": ((768, 3072), (1024, 4096)), "gpu": ((2048, 8192), (4096, 4096), (24, 2048, 5632))}  # of Muon
-TARGET = {"cpu": 1.5, "gpu": 1.7}
 
 
 def newton_schulz_by_jnp(x):
@@ -78,7 +75,6 @@ def rows(shapes: Sequence[Shape], matrices: Sequence[Shape], dtypes: Sequence[st
         forms |= {name: functools.partial(operation, implementation=name) for name in ("triton", "xla")} if backend == "gpu" else {}
         x = jax.random.normal(jax.random.key(math.prod(shape)), shape, dtype)
         row = {"operation": kind, "shape": list(shape), "dtype": dtype}
-        row |= {"target": TARGET[backend]} if min(shape[-2:]) >= {"cpu": 1024, "gpu": 4096}[backend] and kind == "gram" else {}
         yield {"row": "forward"} | row | race(forms, (x,), clock, rounds, plain)
         if kind == "gram" and len(set(shape)) == 1:
             yield {"row": "gradient"} | row | race({n: gradient(f) for n, f in forms.items()}, (x,), clock, rounds, gradient(plain))
@@ -88,22 +84,18 @@ def line(row: dict) -> str:
     ms = row["ms"]
     told = f"{row['operation']:14} {row['row']:9} {'x'.join(map(str, row['shape'])):14} {row['dtype']:9}"
     told += f" {ms['jaxext']:9.3f} ms  error {row['error']['jaxext']:.1e} "
-    told += "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
-    return told + (f"  target {row['target']}" if "target" in row else "")
+    return told + "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=9, help="of each row (default: 9)")
-    parser.add_argument("--dtypes", default="float32,bfloat16", help="of x (default: float32,bfloat16)")
-    parser.add_argument("--cpu-time", action="store_true", help="instead of wall time")
-    options = parser.parse_args(arguments)
+    command = parser(__doc__, 9)
+    command.add_argument("--dtypes", default="float32,bfloat16", help="of x (default: float32,bfloat16)")
+    command.add_argument("--cpu-time", action="store_true", help="instead of wall time")
+    options = command.parse_args(arguments)
     clock = CpuTime() if options.cpu_time else timing.timer()[0]
-    gpu = jax.default_backend() == "gpu"
-    shapes = ON_GPU if gpu else ON_CPU
-    matrices = MATRICES["gpu" if gpu else "cpu"]
-    tell(rows(shapes, matrices, options.dtypes.split(","), options.rounds, clock), line, options.json, clock)
+    backend = jax.default_backend()
+    shapes = ON_GPU if backend == "gpu" else ON_CPU
+    tell(rows(shapes, MATRICES[backend], options.dtypes.split(","), options.rounds, clock), line, options.json, clock)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ medians in ms, and errors those of the norm.  Wide numbers are float32 on a CPU 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Iterator
 
 import jax
@@ -20,7 +18,7 @@ import jax.numpy as jnp
 import jaxext
 from jaxext.tuning import timing
 
-from .race import race, tell
+from .race import race, run
 
 LAYERS = {  # K, N
     "llama-3 8B, attention": (4096, 4096),
@@ -38,11 +36,10 @@ EIGHT = jnp.float8_e4m3fn
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format of the weights, and of the activations if they are quantised, with the speedup over `wide` that it should reach on a GPU."""
+    """A format of the weights, and of the activations if they are quantised."""
 
     weights: Callable[[jax.Array], jaxext.quantization.Quantized]
     activations: Callable[[jax.Array], jaxext.quantization.Quantized] | None = None
-    target: float | None = None  # with at most 16 rows for weights alone, and 8,192 otherwise
 
 
 def squares(w: jax.Array, size: int = 128) -> jaxext.quantization.Quantized:
@@ -61,12 +58,12 @@ def eighths(axis: int | None, group: int | None = None) -> Callable[[jax.Array],
 
 
 FORMATS = {
-    "int8": Format(lambda w: jaxext.quantization.quantize(w, bits=8), target=1.5),
+    "int8": Format(lambda w: jaxext.quantization.quantize(w, bits=8)),
     "int8, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, bits=8, group=128)),
-    "int4, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, bits=4, group=128), target=2.2),
-    "fp8, of tensors": Format(eighths(None), eighths(None), target=1.5),
-    "fp8, of rows and columns": Format(eighths(0), eighths(1), target=1.5),
-    "fp8, blocks and squares of 128": Format(squares, eighths(1, 128), target=1.5),
+    "int4, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, bits=4, group=128)),
+    "fp8, of tensors": Format(eighths(None), eighths(None)),
+    "fp8, of rows and columns": Format(eighths(0), eighths(1)),
+    "fp8, blocks and squares of 128": Format(squares, eighths(1, 128)),
 }
 
 
@@ -111,8 +108,6 @@ def rows(layers, all_rows, rounds: int) -> Iterator[dict]:
         x, ct = (jax.random.normal(jax.random.key(n), (M, n), dtype) for n in (K, N))
         for kind, format in FORMATS.items():
             row = {"layer": layer, "shape": [M, K, N], "format": kind}
-            meant = M <= 16 if format.activations is None else M >= 8192
-            row |= {"target": format.target} if gpu and format.target and meant else {}
             arrays = [_pair(x, format.activations, dtype), _pair(w, format.weights, dtype)]
             yield {"row": "forward"} | row | _race(forms, arrays, clock, rounds)
             if format.activations is None and M in (16, 128):
@@ -139,18 +134,11 @@ def line(row: dict) -> str:
     ms = row["ms"]
     told = f"{row['row']:14} {'x'.join(map(str, row['shape'])):16} {row['format']:30}"
     told += f" {ms['jaxext']:8.3f} ms  error {row['error']['jaxext']:.1e} "
-    told += "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
-    return told + (f"  target wide {row['target']}" if "target" in row else "")
+    return told + "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
-    parser.add_argument("--layers", type=int, help="how many of the layers (default: all; on a CPU one)")
-    options = parser.parse_args(arguments)
-    layers = [*LAYERS][: options.layers] if jax.default_backend() == "gpu" else ON_CPU
-    tell(rows(layers, ROWS, options.rounds), line, options.json)
+    run(__doc__, functools.partial(rows, LAYERS if jax.default_backend() == "gpu" else ON_CPU, ROWS), line, 7, arguments)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,3 @@ def serve(pipe, planted):
             pipe.send((structs.replace(row(*request[1:3]), results=Results({request[2]: Refusal("not this one")})), False))
         else:
             pipe.send((answer(*request), False))
-
-
-def no_device(pipe):
-    raise SystemExit(1)

@@ -2,8 +2,6 @@
 
 import datetime
 import importlib.util
-import re
-import types
 from unittest import mock
 
 import msgspec
@@ -154,12 +152,6 @@ def test_kinds_whose_code_has_changed_are_dropped_by_name(code, path, capsys):
     assert recorded(path) == {("H100", "triton a r bf16"), ("A100", "triton a r bf16")}
 
 
-def test_what_another_compiler_made_is_not_compared(code, path, monkeypatch):
-    code["triton b r bf16"] = "changed"
-    monkeypatch.setattr(record, "compilers", lambda: {"triton": "triton 3.9.0"})
-    assert record.main(["--check"], path) == 0
-
-
 def test_what_a_machine_verified_is_added(code, path, tmp_path):
     sources = environment.codes("cuda")
     verified = {kind: replace(of, code=None, right="b r" not in kind) for kind, of in entry().verified.items()}
@@ -180,28 +172,3 @@ def test_what_a_machine_verified_is_added(code, path, tmp_path):
     table_file.merge(shared, [Entry.of(Context("NVIDIA H100", 90, {}, {name: "other" for name in sources}), DAY, {}, verified)])
     with pytest.raises(ValueError, match="NVIDIA H100: its cuda kernels are of another build"):
         record.main(["--add", str(shared)], path)
-
-
-def test_digests_are_those_of_the_cases(monkeypatch):
-    """The real kernels of a small list are compiled."""
-    from jaxext.verify import cases
-
-    contacts = [contact for contact in cases.contacts() if "depthwise" in contact.name][:1]
-    monkeypatch.setattr(cases, "contacts", lambda: contacts)
-    devices, digest = set(), shipping._digest
-    with monkeypatch.context() as patched:
-        patched.setattr(shipping, "_digest", lambda job: devices.add(job[1].device) or digest(job))
-        patched.setattr(shipping.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
-        kinds = [f"triton {kind}" for kind in ("depthwise conv2d_fprop bf16", "nothing of this kind")]
-        found = shipping.digests(kinds, 90, "NVIDIA H200")
-    assert devices == {"NVIDIA H200"} and [*found] == kinds[:1] and re.fullmatch("[0-9a-f]{16}", found[kinds[0]])
-
-
-class InThisProcess(types.SimpleNamespace):
-    map = staticmethod(map)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass

@@ -4,23 +4,20 @@ import functools
 import math
 import re
 import time
-import types
 
 import headline_stand_ins
 import jax
-import numpy as np
 import pytest
 from headline_stand_ins import HELLO, answer, row
 from msgspec import structs
 
-from benchmarks import headline, headline_rows, headline_worker
-from benchmarks import worker as processes
+from benchmarks import headline, headline_worker
 from benchmarks.headline_rows import HEADLINE, PATHOLOGICAL, cases, steps
 from benchmarks.worker import Worker
 from jaxext.bench import bench_report as report
 from jaxext.bench import digests, problems
 from jaxext.bench.bench_report import Failure, Refusal, Result
-from jaxext.tuning import random_operands, timing
+from jaxext.tuning import timing
 
 CHOSEN = cases(True)
 
@@ -39,18 +36,6 @@ def test_the_list_is_complete_and_in_order():
     assert {digests.family(case.tags, case.numbers) for case in whole} == families >= {"matmul", "pieces", "depthwise"}
     twins = cases(True)
     assert len({case.name for case in twins}) == 49 and all(case.name.startswith(of.problem) for case, of in zip(twins, whole, strict=True))
-
-
-def test_ours_come_first_and_dear_rows_of_lax_last():
-    whole = cases(False)
-    order = steps(whole)
-    assert len(order) == len({*order}) == 3 * 49
-    assert order[:4] == [(0, "triton"), (0, "cuda"), (1, "triton"), (1, "cuda")] and {library for _, library in order[98:]} == {"lax"}
-    theirs = [whole[at] for at, _ in order[98:]]
-    windows = [case.operation in headline_rows.WINDOWS for case in theirs[:-4]]
-    assert windows == sorted(windows) and {case.name for case in theirs[-4:]} == {*PATHOLOGICAL}
-    gradients = [case.role in ("wgrad", "backward") for case in theirs[:-4]]
-    assert gradients == sorted(gradients)
 
 
 class InProcess:
@@ -100,25 +85,6 @@ def test_a_row_is_written_after_each_library():
     assert all(set(of.digests) == set(of.results) for of in whole.rows)
 
 
-def test_ctrl_c_and_the_end_of_the_time_keep_what_there_is():
-    def interrupted(kind, *request):
-        if request[:2] == (1, "triton"):
-            raise KeyboardInterrupt
-        return answer(kind, *request)
-
-    worker = InProcess(interrupted)
-    whole, *_ = run(worker)
-    assert whole.interrupted and len(results(whole)) == 2 and worker.stopped == 1
-    whole, *_ = run(InProcess(), until=-math.inf)
-    assert not whole.interrupted and not whole.rows and whole.left_out == tuple(case.name for case in CHOSEN[:3])
-
-    def over(kind, *request):
-        return answer(kind, *request) if request[:2] != (0, "cuda") else time.sleep(0.3) or Failure("no time in 0 s")
-
-    whole, *_ = run(InProcess(over), until=time.monotonic() + 0.2)
-    assert results(whole) == {(CHOSEN[0].name, "triton")}  # that the run's time was over is no result of the library
-
-
 def test_a_run_goes_on_with_each_result_whose_code_is_the_same(monkeypatch):
     """A mended kernel is measured again, and lax beside it is not; a library that failed is tried again, last."""
     few = CHOSEN[2:4]  # a product and a convolution
@@ -155,27 +121,10 @@ def test_a_library_that_hangs_dies_or_raises_leaves_the_row_what_it_has(monkeypa
     assert first["lax"] == Failure("no time in 1 s") and isinstance(second["lax"], Result)
 
 
-def test_a_process_that_lost_the_device_is_replaced(monkeypatch):
-    answers = iter([(HELLO, False), (1.0, False), (Failure("CUDA_ERROR_ILLEGAL_ADDRESS"), True), (HELLO, False), (2.0, False)])
-    pipe = types.SimpleNamespace(poll=lambda seconds: True, recv=lambda: next(answers), send=lambda request: None, close=lambda: None)
-    started = []
-    process = types.SimpleNamespace(start=lambda: started.append(1), kill=lambda: None, join=lambda seconds: None)
-    context = types.SimpleNamespace(Pipe=lambda: (pipe, pipe), Process=lambda **how: process)
-    monkeypatch.setattr(processes.multiprocessing, "get_context", lambda how: context)
-    worker = Worker(headline_stand_ins.serve)
-    assert [worker.ask("a", 1), worker.ask("b", 1)] == [1.0, Failure("CUDA_ERROR_ILLEGAL_ADDRESS")] and len(started) == 1
-    assert worker.ask("c", 1) == 2.0 and len(started) == 2
-
-
 def test_a_process_is_waited_for_no_longer_than_the_run_may_take():
     worker = Worker(headline_stand_ins.serve, {(0, "cuda"): "hangs"})
     assert worker.start(time.monotonic() - 1) == Failure("no time in 0 s")
     assert worker.ask(("row", 0, "triton"), 1) == Failure("no time in 0 s")
-
-
-def test_where_no_process_can_be_started_the_run_ends(capsys):
-    with pytest.raises(RuntimeError, match="no process to measure in: the process died: exit status 1"):
-        run(Worker(headline_stand_ins.no_device))
 
 
 class Pipe:
@@ -207,25 +156,6 @@ def test_what_the_process_measures(monkeypatch):
     assert first.results["lax"].copy > 0 and second.results["lax"].copy is None
     assert "platform is 'cpu'" in refused.results["cuda"].refused and refused.digests["cuda"]
     assert isinstance(failure, Failure) and not is_lost
-
-
-@pytest.mark.parametrize("case", [case for case in CHOSEN if "dense" in case.tags], ids=lambda case: case.name)
-def test_a_sum_of_taps_is_the_convolution(case):
-    operands = [np.asarray(x) for x in random_operands.normal(case.shapes, case.dtypes)]
-    error, _ = timing.relative_error(headline_worker._exact(case, operands), headline_worker.cells.exact(case, operands))
-    assert error < 1e-12
-
-
-def test_a_truth_that_takes_too_long_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(headline_worker, "TRUTH_S", 0.01)
-    monkeypatch.setattr(headline_worker, "_exact", lambda *_: time.sleep(0.5))
-    ahead = headline_worker.Ahead()
-    ahead.begin([CHOSEN[3], CHOSEN[0]])
-    assert [x.shape for x in ahead.operands(CHOSEN[3])] == [*CHOSEN[3].shapes]
-    with pytest.raises(TimeoutError):
-        ahead.truth(CHOSEN[3])
-    ahead.begin([CHOSEN[0]])
-    assert not ahead._known
 
 
 def planted_report():

@@ -53,36 +53,6 @@ def test_digests_of_kernels(capsys, stand_ins, tmp_path):
     assert (asked, made) == compiled.digests({"kernel": "matmul", "problem": "good", "good": True})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kinds", "status"),
-    [
-        ([], {"triton", "cuda"}, 0),
-        (["--check"], {"triton", "cuda"}, 1),
-        (["--of", "cuda", "--check"], {"cuda"}, 0),
-        (["--problem", "good", "--check"], {"triton"}, 0),
-        (["--others", "none"], {"triton"}, 0),
-        (["--module", "m.so", "--kernel", "conv"], {"cuda"}, 0),
-        (["--of", "cuda", "--kernel", "ragged"], {"cuda"}, 0),
-    ],
-)
-def test_kernels_asked_for(arguments, kinds, status, capsys, stand_ins):
-    document = json.loads(said(capsys, *arguments, "--json", status=status))
-    assert document.keys() - {"environment"} == kinds
-    if "--kernel" in arguments:
-        (row,) = document["cuda"]["rows"]
-        assert row["kernel"] == {"conv": "conv2d_fprop", "ragged": "ragged_tn"}[arguments[-1]]
-
-
-def test_kernels_that_are_not_here(capsys, stand_ins, monkeypatch):
-    monkeypatch.setattr(triton_ptx, "missing", lambda: "Triton is not installed")
-    assert kernel_table.main(["--of", "triton"]) == 1
-    assert capsys.readouterr().err == "triton: Triton is not installed\n"
-    assert kernel_table.main([]) == 0
-    monkeypatch.setattr(compiled_cuda, "missing", lambda *_: "no CUDA kernels: built without CUDA (no nvcc)")
-    assert kernel_table.main([]) == 1
-    assert "built without CUDA (no nvcc)" in capsys.readouterr().err
-
-
 def test_why_kernels_are_not_here(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "interpreter cannot compile" in (triton_ptx.missing() or "")
@@ -110,7 +80,3 @@ def test_kernels_refuses(arguments, sentence, capsys, stand_ins):
     with pytest.raises(SystemExit) as end:
         kernel_table.main(arguments)
     assert end.value.code == 2 and sentence in capsys.readouterr().err
-
-
-def test_architectures():
-    assert kernel_table._archs("80,sm_90a") == (80, 90)
