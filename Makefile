@@ -13,7 +13,7 @@ ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc tests/ptx ptxsim examples docs -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo docs notebooks check-wheels test test-all ptxsim size fuzz mutations bench bench-plan fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo docs notebooks check-wheels test test-all ptxsim size fuzz mutations bench fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -49,19 +49,14 @@ build: $(ready)
 bench: $(ready)
 	$(python) -m jaxext bench
 
-# jaxext's xla against lax on random convolutions: time, memory, and time to compile.  ARGUMENTS may be others, such as --named
-ARGUMENTS ?= --count 1000 --seed 0 --json plan_sweep.json --resume
-bench-plan: $(ready)
-	$(python) -m jaxext.benchmarks.plan_sweep $(ARGUMENTS)
-
 # the rates by which xla chooses the algorithm of a convolution on this machine's CPU: half an hour, and nothing else may run.
 # With ROWS=rows.json it measures nothing, and fits what was measured before
 fit-cpu: $(ready)
-	$(python) -m jaxext.benchmarks.fit_cpu $(if $(ROWS),--rows $(ROWS),--json fit_cpu.json)
+	$(python) -m benchmarks.fit_cpu $(if $(ROWS),--rows $(ROWS),--json fit_cpu.json)
 
 # what the compilers make of every kernel, for GPUs that need not be there
 kernels: $(ready)
-	$(python) -m jaxext kernels --check
+	$(python) -m benchmarks.kernel_table --check
 
 # what XLA's GPU compiler makes of our programs, for a GPU that need not be there; with a CUDA toolkit.  The compiler lies in a folder of its
 # own: in the environment, jax would look for a GPU in every program
@@ -71,7 +66,7 @@ gpu-programs: $(VENV)/gpu-compiler
 # the package's record of verified kernels: drops what has changed since, after adding what `python -m jaxext verify --share $(SHARED)` wrote;
 # with CHECK=1 it changes nothing, and fails if anything has changed
 record: $(ready)
-	$(python) -m jaxext.benchmarks.record $(if $(SHARED),--add $(SHARED)) $(if $(CHECK),--check)
+	$(python) -m benchmarks.record $(if $(SHARED),--add $(SHARED)) $(if $(CHECK),--check)
 
 # for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled (all of them each time, unless
 # CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them), and what it and its tests need beside jax and Triton 3.6; no GPU is needed

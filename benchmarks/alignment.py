@@ -5,31 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
+from jaxext.bench.triton_ptx import RANGES, SCALES, SLOTS, dtypes_of
 from jaxext.kernels.launch import BITS
-
-SLOTS = "abcxwy"  # of all forms, in their order
-RANGES = ("begin", "end", "visits")  # of ragged products: whole numbers, read one by one
-SCALES = {"x_scale": "S", "w_scale": "J", "y_scale": "J"}  # of products of scaled numbers, with how many there are in a row
-
-
-def dtypes_of(problem, launch) -> list[str]:
-    """The dtypes of the kernel's pointers: of operands and results."""
-    if hasattr(problem, "T"):
-        return _of_causal(problem, launch)
-    if not hasattr(problem, "role"):
-        return [*problem.dtypes]
-    factors = sorted((slot for slot in launch.operands[:2] if slot in SLOTS), key=SLOTS.index)
-    of_slot = (
-        dict.fromkeys(RANGES, "i32")
-        | dict.fromkeys(SCALES, "fp32")
-        | {"addend": getattr(problem, "addend", None) or ""}
-        | dict(zip(factors, problem.dtypes, strict=False))
-    )
-    if problem.epilogue is not None:
-        of_slot |= {slot: getattr(problem.epilogue, slot) for slot in ("bias", "residual", "scale")}
-    partial = "i32" if problem.dtypes[2] == "i32" else "fp32"
-    results = [partial if launch.splits > 1 else problem.dtypes[2]] * launch.results
-    return [*(of_slot[slot] for slot in launch.operands), *results]
 
 
 def aligned(problem, launch) -> bool:
@@ -86,18 +63,6 @@ def _rows(problem) -> dict[str, int]:
     slots = "xwy" if hasattr(problem, "G") or hasattr(problem, "scaled") else "abc"
     packed = 2 if getattr(problem, "packed", False) else 1
     return dict(zip(slots, (problem.K, problem.N // packed, problem.N), strict=True))
-
-
-def _of_causal(problem, launch) -> list[str]:
-    x, w, y = problem.dtypes
-    of_slot = {"x": x, "w": w, "bias": problem.epilogue.bias, "initial_states": problem.state, "d_y": y}
-    of_slot |= {"seq_idx": "i32", "idx_of_states": "i32"}
-    results = [y] if problem.role == "forward" else [x, w, *filter(None, (problem.epilogue.bias, problem.state))]
-    partial = launch.splits > 1
-    return [
-        *(of_slot[slot] for slot in launch.operands),
-        *("fp32" if partial and i not in launch.whole else dtype for i, dtype in enumerate(results)),
-    ]
 
 
 def _vector(launch) -> int:

@@ -2,7 +2,7 @@
 # A machine with a GPU that is lent for minutes, in three calls.  Each ends itself within SECONDS.
 #
 #     benchmarks/campaign.sh A SECONDS    contact: python -m jaxext verify, every kernel once, against float64
-#     benchmarks/campaign.sh B SECONDS    the headline rows: python -m jaxext bench --headline
+#     benchmarks/campaign.sh B SECONDS    the headline rows (headline.py)
 #     benchmarks/campaign.sh C SECONDS    what was not right in A, again; rows of B that are missing; tuning of eight products, by which the
 #                                         kernels' models are calibrated; Nsight Compute on the two largest gaps
 #
@@ -103,7 +103,7 @@ headline() {
   [ -e "$out/gpu.json" ] || [ ! -e "$before/gpu.json" ] || cp "$before/gpu.json" "$out"
   [ ! -e "$out/gpu.json" ] || resume=--resume
   # shellcheck disable=SC2086
-  part headline "$1" "$python" -P -m jaxext bench --headline --json "$out/gpu.json" $resume --minutes "$(minutes "$1")" ${trial:+--quick}
+  part headline "$1" "$python" -P -m benchmarks.headline --json "$out/gpu.json" $resume --minutes "$(minutes "$1")" ${trial:+--quick}
 }
 
 # Eight products, four configurations of each implementation; what is stored stays when the time is over.  XLA chooses no algorithm: it may
@@ -122,7 +122,7 @@ tune() {
 
 # The launches of one call, after it was compiled: neither compiling nor XLA's choice of algorithms.
 profile() {
-  local rank gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
+  local rank gaps=("$python" -P -m benchmarks.gaps "$out/gpu.json")
   local run=(env XLA_PYTHON_CLIENT_PREALLOCATE=false # ncu saves a kernel's memory to run it again
     ncu --section SpeedOfLight --section WarpStateStats --clock-control none --profile-from-start off)
   [ -z "$trial" ] || run=()
@@ -138,7 +138,7 @@ profile() {
 table() {
   local text
   [ -e "$out/gpu.json" ] || { printed "$1" && return; }
-  text=$(JAX_PLATFORMS=cpu timeout 15 "$python" -P -m jaxext bench --headline --read "$out/gpu.json" 2>&1)
+  text=$(JAX_PLATFORMS=cpu timeout 15 "$python" -P -m benchmarks.headline --read "$out/gpu.json" 2>&1)
   [ ${#text} -le "$1" ] || text=$(printf '%s' "${text: -$1}" | sed 1d)
   printf '%s\n' "$text" | tee -a "$log"
 }

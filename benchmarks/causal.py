@@ -1,6 +1,6 @@
 """Causal convolutions: jaxext's against lax's and against the best form in plain jnp, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.causal --json causal_cpu.json
+    python -m benchmarks.causal --json causal_cpu.json
 
 The plain form is a sum of padded inputs times weights, which XLA computes in one pass; of the two ways to write it (`sum_of_padded`,
 `padded_once`), and of lax's, each row shows all.  With bias and SiLU; times are medians in ms.  Errors are those of the norm.  On a CPU
@@ -9,13 +9,9 @@ numbers are float32.  On a GPU they are bfloat16; each implementation has a colu
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import functools
 import math
-import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +19,10 @@ import numpy as np
 from jax import lax
 
 import jaxext
-from jaxext.kernels.causal.problem import CausalProblem
-from jaxext.kernels.epilogue import Epilogue
+from jaxext.bench.own import causal_by_lax as by_lax
 from jaxext.tuning import timing
 
-from .case import COMPOSITIONS
-from .kinds import Own
-from .race import race, tell
+from .race import race, run
 
 SHAPES = (  # N, T, C, k
     *((4, 2048, 512, 4), (1, 4096, 256, 4), (8, 512, 256, 4), (2, 1024, 1024, 2), (2, 1024, 512, 3), (1, 128, 64, 4)),
@@ -37,18 +30,10 @@ SHAPES = (  # N, T, C, k
 )
 ON_GPU = ((8, 2048, 5376, 4), (1, 16384, 12288, 4), (8, 2048, 5376, 2), (4, 2048, 4096, 8), (64, 16, 5376, 4), (4, 2048, 512, 4))
 STEP = (64, 512, 4)  # N, C, k
-TARGETS = {"forward": 0.9, "backward": 0.8}  # of the bandwidth of `copy`, for the first two shapes on a GPU
 
 
 def ours(x, w, b):
     return jaxext.causal_conv1d(x, w, b, activation="silu")
-
-
-def by_lax(x, w, b):
-    layout = ("NWC", "WIO", "NWC")
-    pads = ((len(w) - 1, 0),)
-    z = lax.conv_general_dilated(x, w[:, None], (1,), pads, dimension_numbers=layout, feature_group_count=x.shape[-1])
-    return jax.nn.silu(z + jnp.broadcast_to(b, z.shape))
 
 
 def sum_of_padded(x, w, b):
@@ -76,66 +61,6 @@ def step(x, state, w, b):
     return jax.nn.silu(z + jnp.broadcast_to(b, z.shape)), read[:, 1:]
 
 
-def gradients(op: Callable) -> Callable:
-    return lambda *operands: jax.vjp(op, *operands[:-1])[1](operands[-1])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Causal(Own):
-    """A causal depthwise convolution of x (N, T, C) with w (k, C), with bias and SiLU, and all of its gradients ("backward")."""
-
-    N: int
-    T: int
-    C: int
-    k: int = 4
-    state: bool = False
-    idx: bool = False
-    roles: tuple[str, ...] = ("forward", "backward")
-
-    kernel: ClassVar = "causal"
-    compiled: ClassVar = ("forward", "backward")
-    stages: ClassVar = ("batch", "space", "channels")
-    least: ClassVar = {"batch": {"N": 2}, "space": {"T": 64}, "channels": {"C": 4}}
-
-    def problem(self, role: str, numbers: str, arch: int) -> CausalProblem:
-        return CausalProblem(
-            name=f"causal_conv1d{'_backward' if role == 'backward' else ''}",
-            role=role,
-            **dict[str, Any](B=self.N, T=self.T, C=self.C, J=self.k),
-            dtypes=(numbers, numbers, numbers),
-            epilogue=Epilogue(activation="silu", bias=numbers),
-            state=numbers if self.state else None,
-            idx=self.idx,
-            arch=arch,
-        )
-
-    def flops(self, role: str) -> float:
-        """The operations of the convolution alone.  The backward pass computes it again, and two gradients."""
-        return 2.0 * self.N * self.T * self.C * self.k * (3 if role == "backward" else 1)
-
-    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
-        x = (self.N, self.T, self.C)
-        return (x, (self.k, self.C), (self.C,)) + (x,) * (role == "backward")
-
-    def _how(self, numbers: str) -> Mapping[str, Any]:
-        return {}
-
-    def _function(self, role: str) -> tuple[str, Any, Any]:
-        return "causal_conv1d", {"activation": "silu"}, gradients if role == "backward" else lambda op: op
-
-
-# The layer before each scan of Mamba-2 2.7B, as its own package computes it.
-SUITE = ((Causal(name="causal k=4 silu", N=8, T=2048, C=5376), "own causal_conv1d mamba"),)
-BOTH: Any = dict(numbers=("bf16", "fp32"))
-COMPILED = (
-    Causal(name="causal k=4, 8x2048x5376", N=8, T=2048, C=5376, tags=frozenset({"sweep"}), **BOTH),
-    Causal(name="causal k=4, 1x16384x12288", N=1, T=16384, C=12288, **BOTH),
-    Causal(name="causal k=4 with a state", N=8, T=2048, C=5376, state=True, **BOTH),
-    Causal(name="causal k=4, packed", N=1, T=16384, C=5376, idx=True, **BOTH),
-    Causal(name="causal k=2, 4x1024x2048", N=4, T=1024, C=2048, k=2, **BOTH),
-    Causal(name="causal k=8, 4x1024x2048", N=4, T=1024, C=2048, k=8, **BOTH),
-)
-COMPOSITIONS["causal_conv1d"] = lambda x, w, b, *, activation: by_lax(x, w, b)
 FORMS = {"jaxext": ours, "lax": by_lax, "sum_of_padded": sum_of_padded, "padded_once": padded_once}
 
 
@@ -154,19 +79,14 @@ def rows(shapes, rounds: int) -> Iterator[dict]:
     def derivative(f):
         return lambda x, w, b, ct: jax.vjp(f, x, w, b)[1](ct)
 
-    for n, (N, T, C, k) in enumerate(shapes):
-        target = {kind: {"target": share} if gpu and n < 2 else {} for kind, share in TARGETS.items()}
+    for N, T, C, k in shapes:
         arguments, forms = (some(N, T, C), some(k, C), some(C)), on_gpu() if gpu else FORMS
         backward = {name: derivative(f) for name, f in forms.items()}
         if gpu:
             forms, backward = forms | {"copy": lambda x, *_: -x}, backward | {"copy": lambda x, w, b, ct: x - ct}
-        yield {"row": "forward", "shape": [N, T, C, k]} | target["forward"] | race(forms, arguments, clock, rounds, sum_of_padded)
+        yield {"row": "forward", "shape": [N, T, C, k]} | race(forms, arguments, clock, rounds, sum_of_padded)
         arguments += (some(N, T, C),)
-        yield (
-            {"row": "backward", "shape": [N, T, C, k]}
-            | target["backward"]
-            | race(backward, arguments, clock, rounds, derivative(sum_of_padded))
-        )
+        yield {"row": "backward", "shape": [N, T, C, k]} | race(backward, arguments, clock, rounds, derivative(sum_of_padded))
     N, C, k = STEP
     arguments = some(N, C), some(N, k - 1, C), some(k, C), some(C)
     yield {"row": "step", "shape": [N, C, k]} | race({"jaxext": our_step, "jnp": step}, arguments, clock, rounds, step)
@@ -177,18 +97,11 @@ def line(row: dict) -> str:
     others = {name: took / ms["jaxext"] for name, took in ms.items() if name != "jaxext"}
     shape = "x".join(map(str, row["shape"]))
     told = f"{row['row']:9} {shape:16} {ms['jaxext']:8.3f} ms  error {row['error']['jaxext']:.1e} "
-    told += "".join(f" {name} {ratio:6.2f}" for name, ratio in others.items())
-    return told + (f"  target copy {row['target']}" if "target" in row else "")
+    return told + "".join(f" {name} {ratio:6.2f}" for name, ratio in others.items())
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
-    parser.add_argument("--shapes", type=int, help="how many of the shapes (default: all)")
-    options = parser.parse_args(arguments)
-    shapes = (ON_GPU if jax.default_backend() == "gpu" else SHAPES)[: options.shapes]
-    tell(rows(shapes, options.rounds), line, options.json)
+    run(__doc__, functools.partial(rows, ON_GPU if jax.default_backend() == "gpu" else SHAPES), line, 7, arguments)
 
 
 if __name__ == "__main__":

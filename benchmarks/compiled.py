@@ -29,13 +29,13 @@ from unittest import mock
 
 import jaxext
 from jaxext import kernels
-from jaxext.backends.triton.repairs import repaired
+from jaxext.bench.machine_code import access_bytes, instructions, tool
+from jaxext.bench.triton_ptx import compile_launch, dtypes_of
 from jaxext.kernels.launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 from jaxext.verify import cases
 
-from .alignment import aligned, dtypes_of, widest
-from .machine_code import access_bytes, instructions, tool
-from .problems import COMPILED, KERNELS
+from .alignment import aligned, widest
+from .kernel_problems import COMPILED, KERNELS
 
 ARCHS = (80, 90, 100)
 RESTING = 16  # bytes per thread that may rest in local memory while a loop runs: so the assembler fits one more program on a multiprocessor
@@ -164,41 +164,6 @@ def innermost(error: BaseException) -> str:
     return f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[-1:])}"
 
 
-def compile_launch(launch, problem) -> Any:
-    """Compile as `triton_call` does, up to PTX: pointers are aligned to 16 bytes, everything else is constant.
-
-    Fences are added to what Triton returns, so that its cache, which does not know of them, serves no PTX without them.
-    """
-    import triton
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-
-    names = launch.kernel.arg_names
-    pointers = [f"*{dtype}" for dtype in dtypes_of(problem, launch)]
-    signature = dict(zip(names, pointers, strict=False))
-    source = triton.compiler.ASTSource(
-        launch.kernel,
-        signature | dict.fromkeys(launch.constants, "constexpr"),
-        constexprs={(names.index(name),): value for name, value in launch.constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
-    )
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
-    with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", without_cubin):
-        compiled = triton.compile(source, target=GPUTarget("cuda", problem.arch, 32), options=options)
-    compiled.asm["ptx"] = repaired(str(compiled.asm["ptx"]))
-    return compiled
-
-
-def without_cubin(backend=None, stages=None, *_) -> tuple[str, str]:
-    """Triton asks for a key to its cache, or to look over the stages of a compilation.
-
-    Its assembler is left out: jaxlib runs its own, without Triton's option --regAllocOptLevel, which spills here and there.
-    """
-    if stages is not None:
-        stages["cubin"] = lambda ptx, metadata: b""
-    return "without cubin", "without cubin"
-
-
 def dots(ttir: str) -> list[dict]:
     """The tile products in the kernel's code."""
     return [
@@ -317,15 +282,6 @@ def line(row: dict) -> str:
     numbers = "".join(f"{row[name]:>{width}}" for name, width in COLUMNS.items())
     loads = " ".join(f"{count}x{width}" for width, count in row["loads"].items())
     return f"{where}{numbers}  {loads:14}{config}" + "".join(f"  !! {law}" for law in offences(row))
-
-
-def missing() -> str | None:
-    """The reason if nothing can be compiled here, or None."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install 'jaxext[triton]'"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return "TRITON_INTERPRET is 1: a process of Triton's interpreter cannot compile"
-    return None
 
 
 def compile_all(todo: list[Program], jobs: int) -> Iterator[dict]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -19,12 +18,10 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from jaxext.backends.cuda import cuda_binding
+from jaxext.bench.cuda_names import demangled, describe, identity
+from jaxext.bench.machine_code import Image, access_bytes, find, functions, images, instructions, own, tool
 
 from .cuda_laws import offences
-from .cuda_names import demangled, describe, identity
-from .machine_code import access_bytes, find, functions, instructions, tool
-
-NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
 
 _RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.DOTALL)
@@ -42,23 +39,6 @@ def rows_of(module: pathlib.Path, tables: Iterable[dict], archs: Collection[int]
                 dynamic = {"stages": entry.get("stages"), "shared": entry.get("shared", row["static"]), "told": bool(entry)}
                 dynamic |= {"vector": entry["vector"]} if "vector" in entry else {}
                 yield {"arch": image.arch, "source": image.source} | row | dynamic
-
-
-@dataclasses.dataclass(frozen=True)
-class Image:
-    """A compile unit's code for one architecture."""
-
-    arch: str
-    source: str  # "code" or "PTX"
-    path: pathlib.Path
-
-
-def images(module: pathlib.Path, folder: pathlib.Path, archs: Collection[int]) -> list[Image]:
-    for kind in ("elf", "ptx"):
-        tool("cuobjdump", f"-x{kind}", "all", module.resolve(), cwd=folder)
-    compiled = [Image(path.suffixes[-2].removeprefix(".sm_"), "code", path) for path in sorted(folder.glob("*.cubin"))]
-    assembled = [Image(str(arch), "PTX", path) for path in sorted(folder.glob("*.sm_90.ptx")) for arch in NEWER]
-    return [image for image in compiled + assembled if not archs or int(image.arch.rstrip("af")) in archs]
 
 
 def kernels_in(image: Image) -> list[dict]:
@@ -140,12 +120,6 @@ def missing(path: pathlib.Path | None = None) -> str | None:
     except FileNotFoundError as error:
         return str(error)
     return None
-
-
-def own() -> pathlib.Path | None:
-    """The module compiled with jaxext.  It is read but not loaded, so it need not fit this jaxlib."""
-    spec = importlib.util.find_spec("jaxext._cuda_module")
-    return pathlib.Path(spec.origin) if spec and spec.origin else None
 
 
 def load(path: pathlib.Path) -> Any:

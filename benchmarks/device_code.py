@@ -1,4 +1,4 @@
-"""A hash of the Triton kernels as the compiler reads them, which tells whether a table of `python -m jaxext kernels` is up to date.
+"""A hash of the Triton kernels as the compiler reads them, which tells whether a table of `benchmarks.kernel_table` is up to date.
 
 It covers the functions under `triton.jit`, the classes of problems, and the constants of these modules, without comments and docstrings.
 Plans are not among them: which configuration a table's rows have is written in the rows.
@@ -7,6 +7,7 @@ Plans are not among them: which configuration a table's rows have is written in 
 import ast
 import hashlib
 import pathlib
+from collections.abc import Iterable
 
 import jaxext.kernels as kernels
 
@@ -18,7 +19,7 @@ def digest() -> str:
     return digest_of([path.read_text() for path in sorted(folder.rglob("*.py")) if path.name not in HOST])
 
 
-def digest_of(sources: list[str]) -> str:
+def digest_of(sources: Iterable[str]) -> str:
     kept = [ast.unparse(_without_docstrings(node)) for source in sources for node in ast.parse(source).body if _is_read(node)]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
 

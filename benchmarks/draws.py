@@ -1,6 +1,6 @@
 """Random geometries of convolutions, of every kind that people use, and those that once were slow.
 
-A draw is a function of a seed and a number, so a sweep can resume.  First the channels, the filter and the strides are drawn.  Then the
+A draw is a function of a seed and a number.  First the channels, the filter and the strides are drawn.  Then the
 images get the size for the wanted work, which is log-uniform with fewer at the top.
 """
 
@@ -50,10 +50,9 @@ class Draw:
             setattr(self, name, getattr(self, name) or (1,) * self.rank)
 
 
-def draw(seed: int, number: int, kinds: tuple[str, ...] = ()) -> tuple[str, Geometry]:
-    """The kind and the geometry with that number; the named kinds, or all, take turns."""
-    kinds = kinds or tuple(KINDS)
-    kind, attempt = kinds[number % len(kinds)], 0
+def draw(seed: int, number: int) -> tuple[str, Geometry]:
+    """The kind and the geometry with that number; the kinds take turns."""
+    kind, attempt = [*KINDS][number % len(KINDS)], 0
     while True:
         rng = random.Random(f"{seed} {number} {kind} {attempt}")
         wanted = LEAST_WORK * (MOST_WORK / LEAST_WORK) ** (rng.random() ** SKEW)

@@ -1,8 +1,8 @@
 """Fits the rates by which `xla` chooses the algorithm of a convolution on a CPU (jaxext/ops/conv/xla_rates.json).
 
-    python -m jaxext.benchmarks.fit_cpu --json rows.json                # measures random convolutions by every algorithm, and fits
-    python -m jaxext.benchmarks.fit_cpu --rows rows.json                # fits again
-    python -m jaxext.benchmarks.fit_cpu --rows held_out.json --check    # only tells how good the rates are for these rows
+    python -m benchmarks.fit_cpu --json rows.json                # measures random convolutions by every algorithm, and fits
+    python -m benchmarks.fit_cpu --rows rows.json                # fits again
+    python -m benchmarks.fit_cpu --rows held_out.json --check    # only tells how good the rates are for these rows
 
 Half an hour on a quiet machine.  A rate is how long a count of `xla_plan.Work` takes.  All are fitted together, to the logarithms of the
 times of all algorithms: a program of a microsecond counts as much as one of a second, and what no formula foresees counts little.
@@ -22,18 +22,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from jaxext.bench.bench_report import Failure
 from jaxext.cli.terminal import UsageError, count
 from jaxext.ops.conv import xla, xla_plan
 from jaxext.ops.conv.xla_plan import Conv, Work
 from jaxext.tables import environment
 
+from .algorithms import THEIRS, Side, convs, serve
 from .draws import draw
 from .geometry import parse
-from .plan_rows import THEIRS, Side, convs
-from .plan_sweep import Worker
+from .worker import Worker
 
 BUILD = ("programs", "fusions", "terms")  # the counts that take time to build
 SCALE = 0.3  # of a logarithm, beyond which an error counts as an outlier
+PATIENCE_S = 300.0  # for all algorithms of a convolution
+ROWS_OF_A_PROCESS = 250  # jax keeps what it traced
 
 
 class Row(NamedTuple):
@@ -47,10 +50,11 @@ def measure(number: int, seed: int, worker: Worker) -> list[Row]:
     rows = []
     for n in range(number):
         _, geometry = draw(seed, n)
-        try:
-            sides = worker.ask("alternatives", geometry, 10, 0.2)
-        except RuntimeError as error:
-            print(f"{geometry}: {error}", flush=True)
+        sides = worker.ask((geometry, 10, 0.2), PATIENCE_S)
+        if n % ROWS_OF_A_PROCESS == ROWS_OF_A_PROCESS - 1:
+            worker.stop()
+        if isinstance(sides, Failure):
+            print(f"{geometry}: {sides.failed}", flush=True)
             continue
         found = {name: (side.least_ms, side.build_ms, side.bytes) for name, side in sides.items() if isinstance(side, Side)}
         rows.append(Row(str(geometry), found))
@@ -122,14 +126,14 @@ def _stored(path: pathlib.Path) -> tuple[list[Row], dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="python -m jaxext.benchmarks.fit_cpu", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_cpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=count, default=800, help="how many random geometries (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument("--json", type=pathlib.Path, metavar="PATH", help="the file for what was measured")
     parser.add_argument("--rows", type=pathlib.Path, metavar="PATH", help="what was measured before, in place of measuring")
     parser.add_argument("--check", action="store_true", help="keep the rates")
     options = parser.parse_args(arguments)
-    worker = Worker()
+    worker = Worker(serve)
     try:
         if options.rows:
             rows, where = _stored(options.rows)
@@ -151,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     finally:
-        worker.close()
+        worker.stop()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Products with their own transposes, and Muon's iteration: jaxext's against the same in jnp, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.gram --json gram_cpu.json
+    python -m benchmarks.gram --json gram_cpu.json
 
 `jnp` is `x @ x.mT`, or the iteration with such products.  Times are medians in ms, and errors those of the norm.  On a GPU implementations
 have columns, and sizes are those of larger models.  `--cpu-time` counts the time of all threads instead, where others use the machine.
@@ -8,24 +8,19 @@ have columns, and sizes are those of larger models.  `--cpu-time` counts the tim
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import functools
 import math
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 import jaxext
+from jaxext.bench.own import gram_by_jnp as by_jnp
 from jaxext.tuning import timing
 
-from .case import COMPOSITIONS, NUMBERS
-from .kinds import NT, Own
-from .race import race, tell
+from .race import parser, race, tell
 
 Shape = tuple[int, ...]
 
@@ -36,11 +31,6 @@ ON_CPU = (
 )
 ON_GPU = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (2048, 16384), (16384, 1024), (16, 2048, 2048))
 MATRICES = {"cpu": ((768, 3072), (1024, 4096)), "gpu": ((2048, 8192), (4096, 4096), (24, 2048, 5632))}  # of Muon
-TARGET = {"cpu": 1.5, "gpu": 1.7}
-
-
-def by_jnp(x, *, precision=None):
-    return jnp.matmul(x, x.mT, precision=precision)
 
 
 def newton_schulz_by_jnp(x):
@@ -53,46 +43,6 @@ def newton_schulz_by_jnp(x):
     return x
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gram(Own):
-    """The product of a matrix (M, K) with its own transpose, and with `addend` a polynomial of two terms of it."""
-
-    M: int
-    K: int
-    addend: bool = False
-
-    operation: ClassVar = "gram"
-    kernel: ClassVar = "gram"
-    compiled: ClassVar = (NT,)
-    stages: ClassVar = ("matrices",)
-    least: ClassVar = {"matrices": {"M": 16, "K": 16}}
-
-    def problem(self, role: str, numbers: str, arch: int) -> Any:
-        from jaxext.kernels import gram  # needs Triton, as the compiler does; the command line lists the kernels without it
-
-        dtypes, precision = NUMBERS[numbers]
-        added: dict[str, Any] = dict(addend=dtypes[2], of_addend=-4.775, scale=2.0315) if self.addend else {}
-        sizes = dict(B=1, M=self.M, K=self.M, N=self.K)
-        return gram.Problem(name="gram", role=role, **sizes, dtypes=dtypes, precision=precision, arch=arch, **added)
-
-    def flops(self, role: str) -> float:
-        return 2.0 * self.M * self.M * self.K  # of the whole product: half of them need not be done
-
-    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
-        return ((self.M, self.K),)
-
-
-BOTH: Any = dict(numbers=("bf16", "tf32"))
-SUITE = ((Gram(name="gram", M=4096, K=4096), "own gram"),)  # a weight matrix of Muon's iteration
-COMPILED = (
-    Gram(name="gram 4096x4096", M=4096, K=4096, tags=frozenset({"sweep"}), **BOTH),
-    Gram(name="gram 4096x4096 with an addend", M=4096, K=4096, addend=True, tags=frozenset({"sweep"}), **BOTH),
-    Gram(name="gram 1024x4096", M=1024, K=4096, **BOTH),
-    Gram(name="gram 4096x4096 in parts", M=4096, K=4096, numbers=("tf32x3", "bf16x6", "ieee")),
-    Gram(name="gram of odd sizes", M=4095, K=511, **BOTH),
-)
-SPLITS = (("gram", "gram(x, out_sharding=out_sharding)", (8, 8, 16)),)  # of x over devices (sharding_subjects.py)
-COMPOSITIONS["gram"] = by_jnp
 OPERATIONS = {"gram": (jaxext.gram, by_jnp), "newton_schulz": (jaxext.newton_schulz, newton_schulz_by_jnp)}
 
 
@@ -125,7 +75,6 @@ def rows(shapes: Sequence[Shape], matrices: Sequence[Shape], dtypes: Sequence[st
         forms |= {name: functools.partial(operation, implementation=name) for name in ("triton", "xla")} if backend == "gpu" else {}
         x = jax.random.normal(jax.random.key(math.prod(shape)), shape, dtype)
         row = {"operation": kind, "shape": list(shape), "dtype": dtype}
-        row |= {"target": TARGET[backend]} if min(shape[-2:]) >= {"cpu": 1024, "gpu": 4096}[backend] and kind == "gram" else {}
         yield {"row": "forward"} | row | race(forms, (x,), clock, rounds, plain)
         if kind == "gram" and len(set(shape)) == 1:
             yield {"row": "gradient"} | row | race({n: gradient(f) for n, f in forms.items()}, (x,), clock, rounds, gradient(plain))
@@ -135,22 +84,18 @@ def line(row: dict) -> str:
     ms = row["ms"]
     told = f"{row['operation']:14} {row['row']:9} {'x'.join(map(str, row['shape'])):14} {row['dtype']:9}"
     told += f" {ms['jaxext']:9.3f} ms  error {row['error']['jaxext']:.1e} "
-    told += "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
-    return told + (f"  target {row['target']}" if "target" in row else "")
+    return told + "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=9, help="of each row (default: 9)")
-    parser.add_argument("--dtypes", default="float32,bfloat16", help="of x (default: float32,bfloat16)")
-    parser.add_argument("--cpu-time", action="store_true", help="instead of wall time")
-    options = parser.parse_args(arguments)
+    command = parser(__doc__, 9)
+    command.add_argument("--dtypes", default="float32,bfloat16", help="of x (default: float32,bfloat16)")
+    command.add_argument("--cpu-time", action="store_true", help="instead of wall time")
+    options = command.parse_args(arguments)
     clock = CpuTime() if options.cpu_time else timing.timer()[0]
-    gpu = jax.default_backend() == "gpu"
-    shapes = ON_GPU if gpu else ON_CPU
-    matrices = MATRICES["gpu" if gpu else "cpu"]
-    tell(rows(shapes, matrices, options.dtypes.split(","), options.rounds, clock), line, options.json, clock)
+    backend = jax.default_backend()
+    shapes = ON_GPU if backend == "gpu" else ON_CPU
+    tell(rows(shapes, MATRICES[backend], options.dtypes.split(","), options.rounds, clock), line, options.json, clock)
 
 
 if __name__ == "__main__":

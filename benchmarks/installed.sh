@@ -1,11 +1,14 @@
 # shellcheck shell=bash
-# Read by on_gpu.sh and campaign.sh: what travels is unpacked beside each other in build/site, which goes before what is installed there.
+# Read by on_gpu.sh and campaign.sh: what travels is unpacked beside each other in build/site, which goes before what is installed there, and
+# where benchmarks/ is too: the root of the checkout, from where it is imported elsewhere, has the sources of jaxext, which cannot run.
 # Wanted: $python, and $wheels, the folder of wheels of `make wheel`.
 site=$PWD/build/site
 
 # In a second or two: wheels of modules alone need no pip.  Status 2 where there is no jaxext for the Python there.
 unpack() {
   rm -rf "$site"
+  mkdir -p "$site"
+  ln -s "$PWD/benchmarks" "$site/benchmarks"
   export PYTHONPATH=$site
   "$python" - "$site" "$wheels" <<'PYTHON'
 import pathlib, sys, zipfile
@@ -27,7 +30,7 @@ PYTHON
 is_this_checkout() {
   local file different=()
   while read -r file; do cmp --silent "$file" "$site/$file" || different+=("$file"); done < <(find jaxext -name '*.py')
-  while read -r file; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done < <(find kernels benchmarks -name '*.py')
+  while read -r file; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done < <(find kernels -name '*.py')
   "$python" -P -c '
 import hashlib, pathlib, runpy, sys
 hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").rglob("*.*"), key=pathlib.Path.as_posix)]

@@ -1,15 +1,13 @@
 """Cost of `use_invariant`: products with it against the same without, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.invariant --json invariant_cpu.json
+    python -m benchmarks.invariant --json invariant_cpu.json
 
 Times are medians in ms, and errors those of the norm.  Numbers are float32 on a CPU and bfloat16 on a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import pathlib
 from collections.abc import Callable, Iterator
 
 import jax
@@ -18,7 +16,7 @@ import jax.numpy as jnp
 import jaxext
 from jaxext.tuning import timing
 
-from .race import race, tell
+from .race import race, run
 
 MATRICES = [(m, k, n) for k, n in ((1024, 1024), (4096, 4096), (512, 2048)) for m in (1, 16, 128, 1024)]  # M, K, N
 IMAGES = {  # the shapes of images and filter, and whether it is strided or transposed
@@ -60,11 +58,7 @@ def line(row: dict) -> str:
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=9, help="of each row (default: 9)")
-    options = parser.parse_args(arguments)
-    tell(rows(MATRICES, IMAGES, options.rounds), line, options.json)
+    run(__doc__, functools.partial(rows, MATRICES, IMAGES), line, 9, arguments)
 
 
 if __name__ == "__main__":

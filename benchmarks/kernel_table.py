@@ -1,4 +1,12 @@
-"""The command `kernels`: a line for each compiled Triton or CUDA kernel, with the laws that it breaks."""
+"""The table of compiled kernels, without a GPU: registers, spills, shared memory and the instructions that matter.
+
+    python -m benchmarks.kernel_table --of triton --problem mamba --arch 90
+    python -m benchmarks.kernel_table --of cuda --kernel depthwise
+    python -m benchmarks.kernel_table --others none --check --json kernels.json
+
+Triton kernels are compiled on this machine, for each config.  CUDA kernels are read from the module that was compiled at installation.
+Lines end with the laws that a kernel breaks, if any.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +17,41 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxext.cli.terminal import UsageError, count, says_json, tell
+from jaxext.bench import triton_ptx
+from jaxext.cli.terminal import UsageError, count, make_folders, says_json, tell
 from jaxext.core.family import families
 from jaxext.tables.environment import report
 
 from . import compiled, compiled_cuda, device_code
-from .problems import KERNELS
+from .kernel_problems import KERNELS
 
 TABLES: dict[str, Any] = {"triton": compiled, "cuda": compiled_cuda}
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--of", choices=tuple(TABLES), help="only these (default: all that can be read here)")
-    command.add_argument("--kernel", metavar="FAMILY", help="only kernels whose names begin so")
-    command.add_argument("--arch", type=_archs, default=(), metavar="SM,SM", help="only for these GPUs, such as 80,90")
-    command.add_argument("--problem", metavar="SUBSTRING", help="Triton's: only problems whose names contain this")
-    command.add_argument("--others", choices=("none", "picks", "every"), help="Triton's: of problems not tagged sweep")
-    command.add_argument("--jobs", type=count, default=os.cpu_count(), metavar="N", help="Triton's: processes (default: %(default)s)")
-    command.add_argument("--module", type=pathlib.Path, metavar="PATH", help="CUDA's: the compiled module, if it is not jaxext's own")
-    command.add_argument("--check", action="store_true", help="exit with 1 if a kernel breaks a law")
-    command.add_argument(
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 1 if no kernel could be read or, with --check, one breaks a law."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=tuple(TABLES), help="only these (default: all that can be read here)")
+    parser.add_argument("--kernel", metavar="FAMILY", help="only kernels whose names begin so")
+    parser.add_argument("--arch", type=_archs, default=(), metavar="SM,SM", help="only for these GPUs, such as 80,90")
+    parser.add_argument("--problem", metavar="SUBSTRING", help="Triton's: only problems whose names contain this")
+    parser.add_argument("--others", choices=("none", "picks", "every"), help="Triton's: of problems not tagged sweep")
+    parser.add_argument("--jobs", type=count, default=os.cpu_count(), metavar="N", help="Triton's: processes (default: %(default)s)")
+    parser.add_argument("--module", type=pathlib.Path, metavar="PATH", help="CUDA's: the compiled module, if it is not jaxext's own")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a kernel breaks a law")
+    parser.add_argument(
         "--digests", type=pathlib.Path, metavar="PATH", help="Triton's: write a hash of each kernel there, if none breaks a law"
     )
-    says_json(command)
+    says_json(parser)
+    options = parser.parse_args(arguments)
+    try:
+        make_folders(options)
+        return run(options)
+    except UsageError as error:
+        parser.error(str(error))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     bad = 0
     for name in _asked_for(options):
         table = TABLES[name]
-        if reason := compiled.missing() if name == "triton" else compiled_cuda.missing(options.module):
+        if reason := triton_ptx.missing() if name == "triton" else compiled_cuda.missing(options.module):
             print(f"{name}: {reason}", file=sys.stderr)
             continue
         facts, rows = _of_triton(options) if name == "triton" else _of_cuda(options)
@@ -110,3 +127,7 @@ def _archs(text: str) -> tuple[int, ...]:
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of GPUs, want such as 80,90 (compute capability times ten)")
     return tuple(int(match[1]) for match in found if match)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Convolutions inside a loop, as in layers under `lax.scan`: jaxext's against lax's, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.loops --json loops_cpu.json
+    python -m benchmarks.loops --json loops_cpu.json
 
 Each row is a scan over four layers of equal size, forward, or with the gradients of all filters.  `unrolled` is the same by lax without a
 loop.  Times are medians in ms, and errors those of the norm, in float32.
@@ -8,9 +8,7 @@ loop.  Times are medians in ms, and errors those of the norm, in float32.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import pathlib
 from collections.abc import Callable, Iterator
 
 import jax
@@ -20,7 +18,7 @@ from jax import lax
 import jaxext
 from jaxext.tuning import timing
 
-from .race import race, tell
+from .race import race, run
 
 LAYERS = 4
 PROBLEMS = {  # layout, image, filter
@@ -69,11 +67,7 @@ def line(row: dict) -> str:
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
-    options = parser.parse_args(arguments)
-    tell(rows(PROBLEMS, options.rounds), line, options.json)
+    run(__doc__, functools.partial(rows, PROBLEMS), line, 7, arguments)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Training steps of whole networks: lax's and jaxext's interleaved: time, time to compile, memory, and errors against float64.
 
     pip install '.[models]'
-    python -m jaxext.benchmarks.models --json models_cpu.json
-    python -m jaxext.benchmarks.models --json models_gpu.json --dtype bfloat16 --jobs 5       # on a GPU
+    python -m benchmarks.models --json models_cpu.json
+    python -m benchmarks.models --json models_gpu.json --dtype bfloat16 --jobs 5       # on a GPU
 
 Two networks are haiku's, one is Keras's, and the others are written in flax, haiku and equinox as users write them.  jaxext's step is the
 same function inside `in_place_of_lax`.  A step gives the loss and the gradients of all parameters; an optimiser would be the same in both.
@@ -33,11 +33,11 @@ import numpy as np
 from jax import lax
 
 import jaxext
+from jaxext.bench.heap import keep_freed_memory
 from jaxext.cli.terminal import count
 from jaxext.tuning import timing
 
-from .heap import keep_freed_memory
-from .plan_rows import side
+from .algorithms import side
 from .private_training import by_vmap, entropy, of_resnet, wide_resnet
 from .race import tell
 

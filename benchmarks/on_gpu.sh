@@ -194,7 +194,7 @@ bench() {
 
 # What a call launches is profiled, and neither compiling nor the choice of algorithms before it.
 profile() {
-  local rank run=(env XLA_PYTHON_CLIENT_PREALLOCATE=false ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
+  local rank run=(env XLA_PYTHON_CLIENT_PREALLOCATE=false ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m benchmarks.gaps "$out/gpu.json")
   [ -z "$trial" ] || run=()
   part gaps "${gaps[@]}" --most "${GAPS:-10}"
   for rank in $(sed -n 's/^\([0-9]*\)\. .* takes .*/\1/p' "$out/gaps.log"); do

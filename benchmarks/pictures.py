@@ -1,19 +1,21 @@
-"""Pictures of a report: the speedup of jaxext over lax, and how near both come to the roofline.
+"""The picture of a report: the speedup of jaxext over lax.
 
-Colours are Okabe and Ito's, which the colour-blind can distinguish.  A report gives the same SVG every time.  matplotlib is imported when a
-picture is drawn.
+    python -m benchmarks.pictures benchmarks/results/cpu.json docs/cpu.svg
+
+Colours are Okabe and Ito's, which the colour-blind can distinguish.  A report gives the same SVG every time.  matplotlib is imported when
+the picture is drawn.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from typing import Any
 
-from . import findings
-from .report import KINDS, OTHER, PRECISION, Measured, Report
+from jaxext.bench import findings
+from jaxext.bench.bench_report import KINDS, OTHER, PRECISION, Measured, Report, read
 
 BLUE, VERMILION, GREY, DARK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 COLOURS = {findings.FASTER: BLUE, findings.SAME: GREY, findings.SLOWER: VERMILION}
@@ -22,7 +24,6 @@ INPUT, WEIGHTS = ("^", "gradient in the input"), ("s", "gradient in the weights"
 MARKS = dict.fromkeys(("fprop", "forward", "nn"), ("o", "forward")) | {"step": ("D", "training step")}
 MARKS |= {"dgrad": INPUT, "nt": INPUT, "wgrad": WEIGHTS, "tn": WEIGHTS}
 LANES = {"o": 0.24, "^": 0.08, "s": -0.08, "D": -0.24}  # heights of the marks about their line
-DTYPES = "osD^vP*X"  # marks of dtypes, in the order of their names
 WIDTH = 8.3  # inches
 STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -76,36 +77,6 @@ def ratios(report: Report, path: str | os.PathLike) -> None:
     _save(path, report, title, draw, 2.2 + 0.34 * len(means))
 
 
-def roofline(report: Report, path: str | os.PathLike) -> None:
-    """Draw operations per second over operations per byte: two marks for each row, lax's and ours, under the ceilings of the same run.
-
-    Args:
-      report: the measurements; roofs are drawn for the ceilings that it has.
-      path: of the picture, whose suffix is .png or .svg; its folder is made.
-
-    Raises:
-      ValueError: the suffix is another, or no row with operations has a time.
-
-    Example:
-      >>> roofline(read("gpu.json"), "roofline.png")
-    """
-    rows = [row for row in report.rows if row.flops > 0 and ("lax" in row.timed or row.ours)]
-    if not rows:
-        raise ValueError("roofline: no row that counts operations has a time of lax or one of what jaxext takes by itself")
-    dtypes = dict(zip(sorted({row.dtype for row in rows}), DTYPES * len(rows), strict=False))
-
-    def draw(axes):
-        for row in rows:
-            _pair(axes, row, dtypes[row.dtype], size=5 if len(rows) < 100 else 3.5)
-        axes.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="operations per second")
-        _roofs(axes, report, dtypes)
-        _whole_powers(axes.xaxis)
-        _whole_powers(axes.yaxis)
-        _legend(axes, *_roofline_legend(dtypes))
-
-    _save(path, report, "How near to the roofline", draw, 5.6)
-
-
 def _marks(axes, y: float, rows: list[Measured]) -> None:
     """Losers are drawn last, over the others."""
     for standing in (findings.SAME, findings.FASTER, findings.SLOWER):
@@ -143,61 +114,6 @@ def _ratio_legend(rows: list[Measured]) -> tuple[list, list[str]]:
     return list(handles), list(labels)
 
 
-def _pair(axes, row: Measured, mark: str, size: float) -> None:
-    """lax's hollow mark and our full one, joined by a line."""
-    lax, ours = row.timed.get("lax"), row.timed.get(row.ours or "")
-    intensity, rates = row.flops / row.bytes, [row.flops / result.ms[1] * 1e3 for result in (lax, ours) if result]
-    axes.plot([intensity] * len(rates), rates, color=GREY, linewidth=0.6, zorder=2)
-    if lax:
-        axes.plot(intensity, rates[0], mark, color=VERMILION, markerfacecolor="white", markersize=size, zorder=3)
-    if ours:
-        axes.plot(intensity, rates[-1], mark, color=BLUE, markersize=size, markeredgewidth=0, zorder=4)
-
-
-def _roofs(axes, report: Report, dtypes: Iterable[str]) -> None:
-    """The slope of the bandwidth up to the ceilings of the dtypes in the picture, named to the right."""
-    copy = report.ceilings.get("copy")
-    flat = sorted((report.ceilings[dtype], dtype) for dtype in dtypes if dtype in report.ceilings)
-    ridges = [rate / copy for rate, _ in flat] if copy else []
-    low, high = axes.get_xlim()
-    low, high = min([low, *(ridge / 3 for ridge in ridges)]), max([high, *(ridge * 3 for ridge in ridges)])
-    line = {"color": DARK, "linewidth": 1.2, "zorder": 1}
-    for rate, _ in flat:
-        axes.plot([rate / copy if copy else low, high], [rate, rate], **line)
-    if copy:
-        top = max(ridges, default=high)
-        axes.plot([low, top], [low * copy, top * copy], **line)
-        middle = (low * top) ** 0.5
-        axes.annotate(f"copy: {_rate(copy)}B/s ", (middle, middle * copy), ha="right", va="bottom", fontsize=8, color=DARK)
-    axes.set_xlim(low, high)
-    bottom, top = axes.get_ylim()
-    free = bottom  # above the names so far
-    for rate, dtype in flat:
-        y = max(rate, free)
-        axes.annotate(f"{dtype}\n{_rate(rate)}FLOP/s", (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=DARK)
-        free = y * (top / bottom) ** 0.07
-
-
-def _whole_powers(axis) -> None:
-    """Ticks at the powers of ten, at least one of them visible."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = axis.get_view_interval()
-    axis.set_view_interval(min(low, high / 20), high, ignore=True)
-    axis.set_major_locator(LogLocator(subs=(1,)))
-    axis.set_major_formatter(FuncFormatter(lambda x, _: _rate(x)))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _roofline_legend(dtypes: dict[str, str]) -> tuple[list, list[str]]:
-    from matplotlib.lines import Line2D
-
-    lax = Line2D([], [], color=VERMILION, marker="o", markerfacecolor="white", linestyle="")
-    ours = Line2D([], [], color=BLUE, marker="o", linestyle="")
-    marks = [Line2D([], [], color=DARK, marker=mark, linestyle="") for mark in dtypes.values()]
-    return [lax, ours, *marks], ["lax", "jaxext", *dtypes]
-
-
 def _legend(axes, handles: list, labels: list[str]) -> None:
     axes.figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
@@ -227,7 +143,5 @@ def _where(report: Report) -> str:
     return f"{report.environment['device']}, {report.environment['date'][:10]}, {named}{sizes}"
 
 
-def _rate(rate: float) -> str:
-    """A rate with a metric prefix."""
-    power = max(0, min(5, math.floor(math.log10(rate) / 3 + 1e-9)))
-    return f"{rate / 1000**power:.3g}{('', ' k', ' M', ' G', ' T', ' P')[power]}"
+if __name__ == "__main__":
+    ratios(read(sys.argv[1]), sys.argv[2])

@@ -1,6 +1,6 @@
 """Clipped sums of gradients: jaxext's beside those of gradients made by vmap, interleaved, with memory, and errors against float64.
 
-    python -m jaxext.benchmarks.private_training --json private_cpu.json
+    python -m benchmarks.private_training --json private_cpu.json
 
 `vmap, lax` makes the gradients of all examples by vmap(grad), clips and adds them, with lax's products; `vmap, jaxext` does so with
 jaxext's.  Times are medians in ms, errors those of the norm, memory the temporary MiB of the compiled program.
@@ -8,9 +8,7 @@ jaxext's.  Times are medians in ms, errors those of the norm, memory the tempora
 
 from __future__ import annotations
 
-import argparse
 import functools
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 import jaxext
 from jaxext.tuning import timing
 
-from .race import race, tell
+from .race import race, run
 
 CLIP = 1.0
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -136,12 +134,7 @@ def line(row: dict) -> str:
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
-    parser.add_argument("--networks", type=int, help="how many of them (default: all)")
-    options = parser.parse_args(arguments)
-    tell(rows([*NETWORKS][: options.networks], options.rounds), line, options.json)
+    run(__doc__, functools.partial(rows, NETWORKS), line, 7, arguments)
 
 
 if __name__ == "__main__":

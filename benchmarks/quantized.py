@@ -1,6 +1,6 @@
 """Products with quantised weights, and of scaled numbers: jaxext's against dequantise-then-dot, interleaved, with errors against float64.
 
-    python -m jaxext.benchmarks.quantized --json quantized_cpu.json
+    python -m benchmarks.quantized --json quantized_cpu.json
 
 `dequantized` makes small numbers wide and multiplies, in one jitted program; `wide` multiplies numbers that are wide already.  Times are
 medians in ms, and errors those of the norm.  Wide numbers are float32 on a CPU and bfloat16 on a GPU, where implementations have columns.
@@ -8,12 +8,9 @@ medians in ms, and errors those of the norm.  Wide numbers are float32 on a CPU 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +18,7 @@ import jax.numpy as jnp
 import jaxext
 from jaxext.tuning import timing
 
-from .case import COMPOSITIONS
-from .kinds import Own, _halved
-from .race import race, tell
+from .race import race, run
 
 LAYERS = {  # K, N
     "llama-3 8B, attention": (4096, 4096),
@@ -41,11 +36,10 @@ EIGHT = jnp.float8_e4m3fn
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format of the weights, and of the activations if they are quantised, with the speedup over `wide` that it should reach on a GPU."""
+    """A format of the weights, and of the activations if they are quantised."""
 
     weights: Callable[[jax.Array], jaxext.quantization.Quantized]
     activations: Callable[[jax.Array], jaxext.quantization.Quantized] | None = None
-    target: float | None = None  # with at most 16 rows for weights alone, and 8,192 otherwise
 
 
 def squares(w: jax.Array, size: int = 128) -> jaxext.quantization.Quantized:
@@ -64,12 +58,12 @@ def eighths(axis: int | None, group: int | None = None) -> Callable[[jax.Array],
 
 
 FORMATS = {
-    "int8": Format(lambda w: jaxext.quantization.quantize(w, bits=8), target=1.5),
+    "int8": Format(lambda w: jaxext.quantization.quantize(w, bits=8)),
     "int8, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, bits=8, group=128)),
-    "int4, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, bits=4, group=128), target=2.2),
-    "fp8, of tensors": Format(eighths(None), eighths(None), target=1.5),
-    "fp8, of rows and columns": Format(eighths(0), eighths(1), target=1.5),
-    "fp8, blocks and squares of 128": Format(squares, eighths(1, 128), target=1.5),
+    "int4, groups of 128": Format(lambda w: jaxext.quantization.quantize(w, bits=4, group=128)),
+    "fp8, of tensors": Format(eighths(None), eighths(None)),
+    "fp8, of rows and columns": Format(eighths(0), eighths(1)),
+    "fp8, blocks and squares of 128": Format(squares, eighths(1, 128)),
 }
 
 
@@ -97,50 +91,6 @@ def _wide(x, quantized: bool = False) -> jax.Array:
     return x if not isinstance(x, tuple) else x[0].dequantize().astype(x[1].dtype) if quantized else x[1]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantised(Own):
-    """A product of (M, K) with quantised weights (K, N): one scale for each column, or for each `group` of its rows."""
-
-    M: int
-    K: int
-    N: int
-    group: int | None = None
-
-    operation: ClassVar = "quantized_matmul"
-    stages: ClassVar = ("matrices",)
-    least: ClassVar = {"matrices": {"M": 16, "K": 16, "N": 16}}
-
-    def flops(self, role: str) -> float:
-        return 2.0 * self.M * self.N * self.K
-
-    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
-        blocks = self.K // (self.group or self.K)
-        return (self.M, self.K), (self.K, self.N), (blocks, self.N)
-
-    def _writable(self, role: str, numbers: str) -> bool:
-        return True
-
-    def _how(self, numbers: str) -> Mapping[str, Any]:
-        return {}
-
-    def halved(self, stage: str) -> Self:
-        M, N, K = _halved((self.M, self.N, self.K), (16, 16, self.group or 16))
-        return dataclasses.replace(self, M=M, N=N, K=K)
-
-
-def _made_wide(x, qvalue, scale) -> jax.Array:
-    return jnp.matmul(x, jaxext.quantization.Quantized(qvalue, scale).dequantize().astype(x.dtype))
-
-
-# A layer of Llama 3 8B at 16 tokens, in the two formats in which weights are commonly published.
-LAYER: Any = dict(M=16, K=4096, N=14336)
-SUITE = (
-    (Quantised(name="llama 8B up quantised", **LAYER, numbers=("int8 weights",)), "own quantized_matmul llama"),
-    (Quantised(name="llama 8B up quantised by 128", **LAYER, group=128, numbers=("int4 weights",)), "own quantized_matmul llama"),
-)
-COMPOSITIONS["quantized_matmul"] = _made_wide
-
-
 def gradient(f: Callable) -> Callable:
     """Return the function of x, w and ct that computes the gradient of `f` in x."""
     return lambda x, w, ct: jax.vjp(lambda x: f(x, w), x)[1](ct)[0]
@@ -158,8 +108,6 @@ def rows(layers, all_rows, rounds: int) -> Iterator[dict]:
         x, ct = (jax.random.normal(jax.random.key(n), (M, n), dtype) for n in (K, N))
         for kind, format in FORMATS.items():
             row = {"layer": layer, "shape": [M, K, N], "format": kind}
-            meant = M <= 16 if format.activations is None else M >= 8192
-            row |= {"target": format.target} if gpu and format.target and meant else {}
             arrays = [_pair(x, format.activations, dtype), _pair(w, format.weights, dtype)]
             yield {"row": "forward"} | row | _race(forms, arrays, clock, rounds)
             if format.activations is None and M in (16, 128):
@@ -186,18 +134,11 @@ def line(row: dict) -> str:
     ms = row["ms"]
     told = f"{row['row']:14} {'x'.join(map(str, row['shape'])):16} {row['format']:30}"
     told += f" {ms['jaxext']:8.3f} ms  error {row['error']['jaxext']:.1e} "
-    told += "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
-    return told + (f"  target wide {row['target']}" if "target" in row else "")
+    return told + "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
 
 
 def main(arguments=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
-    parser.add_argument("--layers", type=int, help="how many of the layers (default: all; on a CPU one)")
-    options = parser.parse_args(arguments)
-    layers = [*LAYERS][: options.layers] if jax.default_backend() == "gpu" else ON_CPU
-    tell(rows(layers, ROWS, options.rounds), line, options.json)
+    run(__doc__, functools.partial(rows, LAYERS if jax.default_backend() == "gpu" else ON_CPU, ROWS), line, 7, arguments)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 
@@ -37,3 +38,19 @@ def tell(rows: Iterable[dict], line: Callable[[dict], str], path: pathlib.Path |
         told.append(row)
         if path:
             path.write_text(json.dumps({"environment": report(), "clock": clock.name, "rows": told}, indent=1) + "\n")
+
+
+def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The arguments that all of these benchmarks have."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--json", type=pathlib.Path, help="where the rows go")
+    found.add_argument("--rounds", type=int, default=rounds, help="of each row (default: %(default)s)")
+    return found
+
+
+def run(
+    description: str | None, rows: Callable[[int], Iterable[dict]], line: Callable, rounds: int, arguments: Sequence[str] | None
+) -> None:
+    """Tell the rows of `rows(rounds)`, by a command's arguments."""
+    options = parser(description, rounds).parse_args(arguments)
+    tell(rows(options.rounds), line, options.json)

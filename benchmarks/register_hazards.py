@@ -4,7 +4,7 @@ Hopper's `wgmma` runs asynchronously.  Its left factor may lie in registers, whi
 that the multiplication is done.  Compilers have broken this rule (triton-lang/triton#9433), and results are then wrong now and then.
 The machine code is followed along both ways of each branch, with the factors that are pending there, until nothing new is met.
 
-    python -m jaxext.benchmarks.register_hazards [--kernel matmul] [--module _cuda_module.so] [--jobs 2]
+    python -m benchmarks.register_hazards [--kernel matmul] [--module _cuda_module.so] [--jobs 2]
 
 scans the picks of the Triton kernels for 9.0, or the kernels of a compiled CUDA module, and exits with 1 if it finds such a write.
 """
@@ -24,8 +24,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from unittest import mock
 
+from jaxext.bench import triton_ptx
+from jaxext.bench.machine_code import Instruction, functions, instructions, tool
+
 from . import compiled
-from .machine_code import Instruction, functions, instructions, tool
 
 MULTIPLIES = ("HGMMA", "QGMMA", "IGMMA")
 FACTOR = 4  # registers of a left factor, whatever its dtype
@@ -129,7 +131,7 @@ def triton_kernels(kernel: str = "") -> Iterator[compiled.Program]:
 def scan_program(program: compiled.Program) -> tuple[str, Scan]:
     """Compile one of Triton's kernels and scan its machine code."""
     launch = importlib.import_module(f"jaxext.kernels.{program.kernel}").launch(program.problem, program.config)
-    ptx = str(compiled.compile_launch(launch, program.problem).asm["ptx"])
+    ptx = str(triton_ptx.compile_launch(launch, program.problem).asm["ptx"])
     with tempfile.TemporaryDirectory() as folder:
         (source := pathlib.Path(folder, "kernel.ptx")).write_text(ptx)
         cubin = source.with_suffix(".cubin")
@@ -155,7 +157,7 @@ def scan_programs(programs: Iterable[compiled.Program], jobs: int) -> Iterator[t
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jaxext.benchmarks.register_hazards", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.register_hazards", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--kernel", default="", help="only this file of kernels/")
     parser.add_argument("--module", type=pathlib.Path, help="the compiled CUDA module instead of Triton's kernels")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

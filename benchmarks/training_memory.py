@@ -1,6 +1,6 @@
 """The memory of a training step: bytes of temporaries in the compiled program, for blocks by jaxext's fused operations and by plain jnp.
 
-    python -m jaxext.benchmarks.training_memory [--blocks N]
+    python -m benchmarks.training_memory [--blocks N]
 
 Each block is a layer of a scan, so what the forward pass saves of it is stacked over the layers: that is most of the temporaries.
 """

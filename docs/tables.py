@@ -292,8 +292,8 @@ def extremes(name: str) -> str:
 
 def kinds(name: str) -> str:
     """The means of a report's rows, by kind of problem."""
-    from jaxext.benchmarks import findings
-    from jaxext.benchmarks.report import read
+    from jaxext.bench import findings
+    from jaxext.bench.bench_report import read
 
     report = read(RESULTS / f"{name}.json")
     of_kind: dict[str, list] = {}

@@ -7,15 +7,21 @@ The module also tells whom messages address.
 from __future__ import annotations
 
 import functools
+import math
+import os
 import reprlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4", "complex64", "complex128"),
+)
 _LENGTH = 200  # characters
 PAGES = "https://github.com/jaxext/jaxext/blob/main/docs/"  # for messages: an installed package has no docs/
 
@@ -122,3 +128,14 @@ def _shape_and_dtype(x: Any) -> tuple[tuple | None, Any]:
 
 
 _SHORT = _Short()
+
+
+def plain(data: Any) -> Any:
+    """Data that JSON can represent.  Numbers that it lacks, such as NaN, become text."""
+    if isinstance(data, Mapping):
+        return {str(name): plain(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [plain(value) for value in data]
+    if isinstance(data, float) and not math.isfinite(data) or isinstance(data, os.PathLike):
+        return str(data)
+    return data

@@ -5,10 +5,14 @@ import contextlib
 import gc
 import itertools
 import os
+import pathlib
 import re
+import sys
 import tempfile
 from importlib.metadata import version
 
+# For benchmarks/; at the end, so that no sources of jaxext hide the package that is installed.
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
 # No table of this machine's user decides here.
 _cache = tempfile.TemporaryDirectory(prefix="jaxext-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name

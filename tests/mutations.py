@@ -125,8 +125,7 @@ def copy(folder: pathlib.Path) -> None:
     for library in ROOT.glob("build/*/libjaxext_kernels.a"):  # to which tests/cuda_launches.py adds the host code of the copy
         (folder / "build" / library.parent.name).mkdir(parents=True)
         (folder / "build" / library.parent.name / library.name).symlink_to(library)
-    for name in ("kernels", "benchmarks"):  # where an installation has them
-        (folder / "jaxext" / name).symlink_to(f"../{name}")
+    (folder / "jaxext/kernels").symlink_to("../kernels")  # where an installation has them
     for name in ("_cuda_build", "_cuda_module"):
         if (spec := importlib.util.find_spec(f"jaxext.{name}")) and spec.origin:
             (folder / "jaxext" / pathlib.Path(spec.origin).name).symlink_to(spec.origin)

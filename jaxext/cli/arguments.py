@@ -19,8 +19,9 @@ from typing import Any
 
 import jax
 
+from jaxext._messages import DTYPES
 from jaxext._target import use_target
-from jaxext.cli.terminal import DTYPES, UsageError
+from jaxext.cli.terminal import UsageError
 
 _ARGUMENTS = """\"{'w': f32[3,3,8,64], 'b': f32[64]}\""""  # an example for messages
 

@@ -1,4 +1,4 @@
-"""The command line, `python -m jaxext`: info, explain, doctor, bench, tune, verify, cache and kernels.
+"""The command line, `python -m jaxext`: info, explain, doctor, bench, tune, verify and cache.
 
 A command is a function of its options.  Its docstring is its help text.  It returns the exit status: 0 done, 1 found something wrong or
 cannot run on this machine, 2 invalid request (of `verify`: no GPU), 130 interrupted.
@@ -25,8 +25,7 @@ import jax
 import jaxext
 from jaxext._compat import PLATFORMS
 from jaxext._messages import counted
-from jaxext.benchmarks import bench, kernel_table
-from jaxext.cli import cache, diagnose, verify
+from jaxext.cli import bench, cache, diagnose, verify
 from jaxext.cli.arguments import arch, function, takes_function
 from jaxext.cli.info import check_device, facts
 from jaxext.cli.terminal import LEAST_WIDTH, Failure, Grid, UsageError, count, failed, make_folders, says_json, tell
@@ -179,7 +178,7 @@ def _bench(options) -> int:
 
     examples:
       python -m jaxext bench --tags depthwise --json depthwise.json
-      python -m jaxext bench --only resnet --implementation xla --plot ratios.svg
+      python -m jaxext bench --only resnet --implementation xla
       python -m jaxext bench --compare before.json after.json
     """
     return bench.run(options)
@@ -255,20 +254,6 @@ def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeSt
             yield case.name, case.build("jaxext"), arrays, False
 
 
-def _kernels(options) -> int:
-    """Shows what the compilers make of each kernel, without a GPU: registers, spills, shared memory and the instructions that matter.
-
-    Triton kernels are compiled on this machine, for each config.  CUDA kernels are read from the module that was compiled at installation.
-    Lines end with the laws that a kernel breaks, if any.
-
-    examples:
-      python -m jaxext kernels --of triton --problem mamba --arch 90
-      python -m jaxext kernels --of cuda --kernel depthwise
-      python -m jaxext kernels --others none --check --json kernels.json
-    """
-    return kernel_table.run(options)
-
-
 COMMANDS = {
     "info": (_info, _info_arguments),
     "explain": (_explain, _explain_arguments),
@@ -277,5 +262,4 @@ COMMANDS = {
     "tune": (_tune, _tune_arguments),
     "verify": (verify.verify, verify.add_arguments),
     "cache": (cache.cache, cache.add_arguments),
-    "kernels": (_kernels, kernel_table.add_arguments),
 }

@@ -5,21 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
-from typing import Any
 
-from jaxext._messages import aligned
-
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"),
-    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4", "complex64", "complex128"),
-)
+from jaxext._messages import aligned, plain
 
 SHORT = 16  # cells of at most this many characters are not folded while the others have room
 # By colour, on a terminal.
@@ -76,18 +68,15 @@ class Grid:
 
 
 def make_folders(options) -> None:
-    """Create the folders of output files, and check that the files can be written, before hours of work."""
-    for option in ("json", "plot", "markdown"):
-        path = getattr(options, option, None)
-        if path in (None, "-"):
-            continue
-        folder = pathlib.Path(path).parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--{option}: {error}") from None
-        if not _can_be_written(pathlib.Path(path)):
-            raise UsageError(f"--{option}: {path} cannot be written")
+    """Create the folder of the output file, and check that the file can be written, before hours of work."""
+    if (path := getattr(options, "json", None)) in (None, "-"):
+        return
+    try:
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--json: {error}") from None
+    if not _can_be_written(pathlib.Path(path)):
+        raise UsageError(f"--json: {path} cannot be written")
 
 
 def _can_be_written(path: pathlib.Path) -> bool:
@@ -112,17 +101,6 @@ def tell(options, document: dict, *tables: Grid | str) -> None:
         except OSError as error:
             raise Failure(f"--json: {error}") from None
     show(*tables)
-
-
-def plain(data: Any) -> Any:
-    """Data that JSON can represent.  Numbers that it lacks, such as NaN, become text."""
-    if isinstance(data, Mapping):
-        return {str(name): plain(value) for name, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [plain(value) for value in data]
-    if isinstance(data, float) and not math.isfinite(data) or isinstance(data, os.PathLike):
-        return str(data)
-    return data
 
 
 def show(*tables: Grid | str) -> None:

@@ -198,7 +198,7 @@ def _store(options, verified: Mapping[str, Any]) -> None:
         table_file.merge(table_file.record_path(), [entry])
         print(f"{counted(right, 'kind')} of kernels right and {len(verified) - right} wrong: {table_file.record_path()}")
         if options.share:
-            from jaxext.benchmarks.record import shipped
+            from jaxext.bench.shipping import shipped
 
             table_file.merge(options.share, [shipped(entry)])
             print(f"with digests of the code that ran: {options.share}")

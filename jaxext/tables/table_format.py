@@ -53,7 +53,7 @@ class Verified(_Stored, frozen=True, omit_defaults=True):
     right: bool
     error: float | None  # the worst of all cases, relative to the float64 truth, in the norm; None if a case gave no result
     compiler: Text  # and its version: "triton 3.6.0", or "nvcc 13.0"
-    code: Text | None = None  # in the package's record, a digest of the code that ran (benchmarks/record.py)
+    code: Text | None = None  # in the package's record, a digest of the code that ran (bench/shipping.py)
     date: datetime.date | None = None  # there, the day of the verification
 
 

@@ -46,7 +46,7 @@ from jaxext.testing.sharding_worker import (
 )
 
 MESHES = ((2, 2), (4, 2))
-SUBJECTS = "jaxext.benchmarks.sharding_subjects"  # of the command: a module with SUBJECTS, a sequence of Function
+SUBJECTS = "benchmarks.sharding_subjects"  # of the command: a module with SUBJECTS, a sequence of Function
 KINDS = (*PARTS, "abort", "hang", "error", "communication")
 
 
@@ -379,7 +379,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quickly", action="store_true", help="look for no smallest splits")
     parser.add_argument("--counts", metavar="FILE", help="write there, as JSON, how many splits are wrong")
     options = parser.parse_args(arguments)
-    subjects = importlib.import_module(options.subjects).SUBJECTS
+    try:
+        subjects = importlib.import_module(options.subjects).SUBJECTS
+    except ModuleNotFoundError as error:  # jaxext's own are in the repository
+        parser.error(f"--subjects: {error}")
     chosen = [of for of in subjects if not options.names or any(name in of.name for name in options.names)]
     if not chosen:
         parser.error(f"no subject has {' or '.join(options.names)} in its name: {', '.join(of.name for of in subjects)}")

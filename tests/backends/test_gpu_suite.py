@@ -10,8 +10,8 @@ import pytest
 from cases import random, wide
 from test_gpu import exact, near, on_cpu
 
-from jaxext.benchmarks.case import Case
-from jaxext.benchmarks.problems import PROBLEMS, reduced
+from jaxext.bench.case import Case
+from jaxext.bench.problems import PROBLEMS, reduced
 from jaxext.tuning import random_operands, timing
 from jaxext.verify.laws import STRAY, SUMS, TF32
 

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 import jaxext
-from jaxext.benchmarks.problems import select
-from jaxext.benchmarks.targets import targets
+from jaxext.bench.problems import select
+from jaxext.bench.targets import targets
 
 
 def conv(x, w, *numbers):

@@ -46,7 +46,6 @@ class Machine:
                 ("jaxext/__init__.py", ""),
                 ("jaxext/a.py", ""),
                 ("kernels/a.py", "jaxext/"),
-                ("benchmarks/a.py", "jaxext/"),
             ):
                 wheel.write(self.checkout / name, place + name)
 

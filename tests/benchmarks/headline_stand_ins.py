@@ -6,9 +6,9 @@ import time
 
 from msgspec import structs
 
-from jaxext.benchmarks.headline import cases
-from jaxext.benchmarks.headline_worker import Hello
-from jaxext.benchmarks.report import Failure, Measured, Refusal, Result, Results
+from benchmarks.headline_rows import cases
+from benchmarks.headline_worker import Hello
+from jaxext.bench.bench_report import Failure, Measured, Refusal, Result, Results
 
 ENVIRONMENT = {"device": "a stand-in", "date": "2026-01-01", "versions": {}}
 HELLO = Hello("cpu", ENVIRONMENT, "made up", None, {})
@@ -47,7 +47,3 @@ def serve(pipe, planted):
             pipe.send((structs.replace(row(*request[1:3]), results=Results({request[2]: Refusal("not this one")})), False))
         else:
             pipe.send((answer(*request), False))
-
-
-def no_device(pipe):
-    raise SystemExit(1)

@@ -2,14 +2,14 @@
 
 import datetime
 import importlib.util
-import re
-import types
+from unittest import mock
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from jaxext.benchmarks import code_digest, record
+from benchmarks import record
+from jaxext.bench import code_digest, shipping
 from jaxext.tables import environment, table_file
 from jaxext.tables.table_format import Context, Entry, Verified
 
@@ -34,7 +34,7 @@ def ptx(folder, source, name="scaled_copy"):
     from triton import knobs
     from triton.backends.compiler import GPUTarget
 
-    from jaxext.benchmarks.compiled import without_cubin
+    from jaxext.bench.triton_ptx import without_cubin
 
     path = folder / f"kernel_{abs(hash(source))}.py"
     path.write_text(source)
@@ -44,11 +44,8 @@ def ptx(folder, source, name="scaled_copy"):
     spec.loader.exec_module(module)
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "BLOCK": "constexpr"}
     made = triton.compiler.ASTSource(getattr(module, name), signature, constexprs={(2,): 128})
-    before, knobs.runtime.add_stages_inspection_hook = knobs.runtime.add_stages_inspection_hook, without_cubin
-    try:
+    with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", without_cubin):
         return str(triton.compile(made, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True}).asm["ptx"])
-    finally:
-        knobs.runtime.add_stages_inspection_hook = before
 
 
 def test_a_kernel_that_is_moved_and_renamed_keeps_its_digest(tmp_path, monkeypatch):
@@ -120,8 +117,9 @@ def entry(device="H100", capability=90, **codes):
 def code(monkeypatch):
     """Return the digests of the code by kind, which a test may change."""
     now = dict(CODES)
-    monkeypatch.setattr(record, "digests", lambda kinds, arch, device: {kind: now[kind] for kind in kinds if kind in now})
-    monkeypatch.setattr(record, "compilers", lambda: HERE)
+    for module in (record, shipping):
+        monkeypatch.setattr(module, "digests", lambda kinds, arch, device: {kind: now[kind] for kind in kinds if kind in now})
+        monkeypatch.setattr(module, "compilers", lambda: HERE)
     return now
 
 
@@ -154,12 +152,6 @@ def test_kinds_whose_code_has_changed_are_dropped_by_name(code, path, capsys):
     assert recorded(path) == {("H100", "triton a r bf16"), ("A100", "triton a r bf16")}
 
 
-def test_what_another_compiler_made_is_not_compared(code, path, monkeypatch):
-    code["triton b r bf16"] = "changed"
-    monkeypatch.setattr(record, "compilers", lambda: {"triton": "triton 3.9.0"})
-    assert record.main(["--check"], path) == 0
-
-
 def test_what_a_machine_verified_is_added(code, path, tmp_path):
     sources = environment.codes("cuda")
     verified = {kind: replace(of, code=None, right="b r" not in kind) for kind, of in entry().verified.items()}
@@ -180,28 +172,3 @@ def test_what_a_machine_verified_is_added(code, path, tmp_path):
     table_file.merge(shared, [Entry.of(Context("NVIDIA H100", 90, {}, {name: "other" for name in sources}), DAY, {}, verified)])
     with pytest.raises(ValueError, match="NVIDIA H100: its cuda kernels are of another build"):
         record.main(["--add", str(shared)], path)
-
-
-def test_digests_are_those_of_the_cases(monkeypatch):
-    """The real kernels of a small list are compiled."""
-    from jaxext.verify import cases
-
-    contacts = [contact for contact in cases.contacts() if "depthwise" in contact.name][:1]
-    monkeypatch.setattr(cases, "contacts", lambda: contacts)
-    devices, digest = set(), record._digest
-    with monkeypatch.context() as patched:
-        patched.setattr(record, "_digest", lambda job: devices.add(job[1].device) or digest(job))
-        patched.setattr(record.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
-        kinds = [f"triton {kind}" for kind in ("depthwise conv2d_fprop bf16", "nothing of this kind")]
-        found = record.digests(kinds, 90, "NVIDIA H200")
-    assert devices == {"NVIDIA H200"} and [*found] == kinds[:1] and re.fullmatch("[0-9a-f]{16}", found[kinds[0]])
-
-
-class InThisProcess(types.SimpleNamespace):
-    map = staticmethod(map)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass

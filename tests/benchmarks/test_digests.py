@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from jaxext import _cuda_build
-from jaxext.benchmarks import digests
-from jaxext.benchmarks.problems import OWN, PROBLEMS
+from jaxext.bench import digests
+from jaxext.bench.problems import OWN
 
 CSRC = pathlib.Path(__file__).parents[2] / "csrc"
 ROWS = {
@@ -50,15 +50,11 @@ def sources(tmp_path, monkeypatch):
     ("file", "library", "changed"),
     [
         ("kernels/conv/kernel.py", "triton", {"conv"}),
-        ("kernels/depthwise/kernel.py", "triton", {"depthwise"}),
         ("kernels/matmul/kernel.py", "triton", {*ROWS} - {"conv", "depthwise", "causal"}),  # what others import
-        ("kernels/causal/problem.py", "triton", {"causal"}),
         ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
-        ("csrc/pieces/pieces_sm90.cuh", "cuda", {"pieces"}),
         ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),
         ("csrc/common/product_arrays.cc", "cuda", {*ROWS}),
         ("csrc/matmul/matmul_target.cc", "cuda", {"matmul", "pieces"}),
-        ("csrc/common/sm90.cuh", "cuda", {*ROWS} - {"depthwise", "causal"}),
     ],
 )
 def test_a_mended_kernel_changes_its_own_rows(file, library, changed, sources):
@@ -80,14 +76,3 @@ def test_without_the_sources_of_the_module_the_digest_is_of_all_of_them(monkeypa
     assert set(of) == {digests.environment.codes("cpu")["cuda"]}
     digests._csrc.cache_clear()
     digests._digest.cache_clear()
-
-
-def test_each_problem_of_a_family_is_told_by_its_tags():
-    families = {type(problem).__name__: set() for problem in PROBLEMS}
-    for problem in PROBLEMS:
-        families[type(problem).__name__].add(digests.family(problem.tags, "bfloat16"))
-    assert families == {
-        **dict.fromkeys(("Matmul", "Mlp", "Fused"), {"matmul"}),
-        **{"Conv": {"conv", "depthwise"}, "Ragged": {"ragged"}, "Quantised": {"scaled"}},
-        **{type(problem).__name__: {problem.kernel} for problem in OWN if hasattr(problem, "kernel")},
-    }

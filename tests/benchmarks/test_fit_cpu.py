@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from jaxext.benchmarks import fit_cpu
-from jaxext.benchmarks.draws import draw
-from jaxext.benchmarks.fit_cpu import Row
-from jaxext.benchmarks.plan_rows import THEIRS
+from benchmarks import algorithms, fit_cpu
+from benchmarks.algorithms import THEIRS
+from benchmarks.draws import draw
+from benchmarks.fit_cpu import Row
 from jaxext.ops.conv import xla, xla_plan
 
 SEED = 21
@@ -56,35 +56,12 @@ def test_the_report_says_what_the_choice_costs(rows):
     assert "0 over 1.3 times lax's time" in report and "0 over 1.3 times lax's time" not in slower
 
 
-def test_the_command_writes_the_file(rows, rates, tmp_path, capsys):
-    stored = tmp_path / "rows.json"
-    where = {"device": "a machine", "versions": {"jax": "1.2.3"}}
-    stored.write_text(json.dumps({"environment": where, "rows": [[row.geometry, row.algorithms] for row in rows]}))
-    before = rates.read_text()
-    assert fit_cpu.main(["--rows", str(stored), "--check"]) == 0 and rates.read_text() == before
-    assert fit_cpu.main(["--rows", str(stored)]) == 0
-    assert json.loads(rates.read_text())["machine"] == "a machine" and "60 rows of 60" in capsys.readouterr().out
-    stored.write_text(json.dumps({"environment": where, "rows": [[row.geometry, row.algorithms] for row in rows[:2]]}))
-    assert fit_cpu.main(["--rows", str(stored)]) == 2 and "more rows are needed" in capsys.readouterr().err
-    assert fit_cpu.main(["--rows", str(tmp_path / "nothing.json")]) == 2
-    assert "nothing.json" in capsys.readouterr().err
-    for text, says in (
-        ("[]", "holds no rows"),
-        ("", "holds no rows"),
-        ('{"environment": {}, "rows": [["fprop x=1,2 w=2,2", {}]]}', "was measured"),
-    ):
-        stored.write_text(text)
-        assert fit_cpu.main(["--rows", str(stored), "--check"]) == 2 and says in capsys.readouterr().err
-
-
 def test_rows_are_measured(rates):
     """One convolution by every algorithm."""
 
     class Here:
-        def ask(self, what, *arguments):
-            from jaxext.benchmarks import plan_rows
-
-            return getattr(plan_rows, what)(*arguments)
+        def ask(self, request, seconds):
+            return algorithms.alternatives(*request)
 
     here: Any = Here()
     (row,) = fit_cpu.measure(1, SEED, here)

@@ -4,20 +4,20 @@ import functools
 import math
 import re
 import time
-import types
 
 import headline_stand_ins
-import numpy as np
+import jax
 import pytest
 from headline_stand_ins import HELLO, answer, row
 from msgspec import structs
 
-from jaxext.benchmarks import bench, digests, headline, headline_run, headline_worker, problems, report
-from jaxext.benchmarks.headline import HEADLINE, PATHOLOGICAL, cases, steps
-from jaxext.benchmarks.headline_worker import Worker
-from jaxext.benchmarks.report import Failure, Refusal, Result
-from jaxext.cli import command
-from jaxext.tuning import random_operands, timing
+from benchmarks import headline, headline_worker
+from benchmarks.headline_rows import HEADLINE, PATHOLOGICAL, cases, steps
+from benchmarks.worker import Worker
+from jaxext.bench import bench_report as report
+from jaxext.bench import digests, problems
+from jaxext.bench.bench_report import Failure, Refusal, Result
+from jaxext.tuning import timing
 
 CHOSEN = cases(True)
 
@@ -36,18 +36,6 @@ def test_the_list_is_complete_and_in_order():
     assert {digests.family(case.tags, case.numbers) for case in whole} == families >= {"matmul", "pieces", "depthwise"}
     twins = cases(True)
     assert len({case.name for case in twins}) == 49 and all(case.name.startswith(of.problem) for case, of in zip(twins, whole, strict=True))
-
-
-def test_ours_come_first_and_dear_rows_of_lax_last():
-    whole = cases(False)
-    order = steps(whole)
-    assert len(order) == len({*order}) == 3 * 49
-    assert order[:4] == [(0, "triton"), (0, "cuda"), (1, "triton"), (1, "cuda")] and {library for _, library in order[98:]} == {"lax"}
-    theirs = [whole[at] for at, _ in order[98:]]
-    windows = [case.operation in headline.WINDOWS for case in theirs[:-4]]
-    assert windows == sorted(windows) and {case.name for case in theirs[-4:]} == {*PATHOLOGICAL}
-    gradients = [case.role in ("wgrad", "backward") for case in theirs[:-4]]
-    assert gradients == sorted(gradients)
 
 
 class InProcess:
@@ -77,7 +65,7 @@ def begin(before=()):
 
 def run(worker, chosen=CHOSEN[:3], before=(), until=math.inf):
     saved, said = [], []
-    return headline_run.run(chosen, worker, begin(before), saved.append, until, said.append), saved, said
+    return headline.run(chosen, worker, begin(before), saved.append, until, said.append), saved, said
 
 
 def results(whole):
@@ -90,30 +78,11 @@ def test_a_row_is_written_after_each_library():
     measured = [len(results(each)) for each in saved]
     assert measured == [0, 0, 0, 0, *range(1, 10), 9] and all(each.interrupted for each in saved[:-1])
     assert saved[-1] is whole and not whole.interrupted and not whole.left_out and worker.stopped == 1
-    assert whole.ceilings == dict.fromkeys(headline_run.CEILINGS, 1e12) and said[3] == f"{CHOSEN[0].name}: triton 1"
+    assert whole.ceilings == dict.fromkeys(headline.CEILINGS, 1e12) and said[3] == f"{CHOSEN[0].name}: triton 1"
     assert [request[1:3] for request in worker.asked[3:]] == steps(CHOSEN[:3])
     following = [request[3] for request in worker.asked[3:]]
     assert following == [1, 1, 2, 2, 0, 0, 1, 2, None]  # the next case that is another one
     assert all(set(of.digests) == set(of.results) for of in whole.rows)
-
-
-def test_ctrl_c_and_the_end_of_the_time_keep_what_there_is():
-    def interrupted(kind, *request):
-        if request[:2] == (1, "triton"):
-            raise KeyboardInterrupt
-        return answer(kind, *request)
-
-    worker = InProcess(interrupted)
-    whole, *_ = run(worker)
-    assert whole.interrupted and len(results(whole)) == 2 and worker.stopped == 1
-    whole, *_ = run(InProcess(), until=-math.inf)
-    assert not whole.interrupted and not whole.rows and whole.left_out == tuple(case.name for case in CHOSEN[:3])
-
-    def over(kind, *request):
-        return answer(kind, *request) if request[:2] != (0, "cuda") else time.sleep(0.3) or Failure("no time in 0 s")
-
-    whole, *_ = run(InProcess(over), until=time.monotonic() + 0.2)
-    assert results(whole) == {(CHOSEN[0].name, "triton")}  # that the run's time was over is no result of the library
 
 
 def test_a_run_goes_on_with_each_result_whose_code_is_the_same(monkeypatch):
@@ -139,12 +108,12 @@ def row_of(chosen, kind, *request):
 
 def test_a_library_that_hangs_dies_or_raises_leaves_the_row_what_it_has(monkeypatch, tmp_path):
     """A process in which a library hangs or dies is replaced; one in which a library raises is not."""
-    monkeypatch.setattr(headline_run, "LIMIT_S", 1)
+    monkeypatch.setattr(headline, "LIMIT_S", 1)
     planted = {(0, "cuda"): "dies", (1, "triton"): "raises", (1, "cuda"): "refuses", (0, "lax"): "hangs"}
     worker, started, path = Worker(headline_stand_ins.serve, planted), [], tmp_path / "gpu.json"
     start = worker.start
     monkeypatch.setattr(worker, "start", lambda until: started.append(1) or start(until))
-    whole = headline_run.run(CHOSEN[:2], worker, begin(), functools.partial(report.write, path), math.inf, print)
+    whole = headline.run(CHOSEN[:2], worker, begin(), functools.partial(report.write, path), math.inf, print)
     first, second = (of.results for of in whole.rows)
     assert report.read(path) == whole and len(started) == 3 and not whole.left_out
     assert isinstance(first["triton"], Result) and first["cuda"] == Failure("the process died: SIGSEGV")
@@ -152,27 +121,10 @@ def test_a_library_that_hangs_dies_or_raises_leaves_the_row_what_it_has(monkeypa
     assert first["lax"] == Failure("no time in 1 s") and isinstance(second["lax"], Result)
 
 
-def test_a_process_that_lost_the_device_is_replaced(monkeypatch):
-    answers = iter([(HELLO, False), (1.0, False), (Failure("CUDA_ERROR_ILLEGAL_ADDRESS"), True), (HELLO, False), (2.0, False)])
-    pipe = types.SimpleNamespace(poll=lambda seconds: True, recv=lambda: next(answers), send=lambda request: None, close=lambda: None)
-    started = []
-    process = types.SimpleNamespace(start=lambda: started.append(1), kill=lambda: None, join=lambda seconds: None)
-    context = types.SimpleNamespace(Pipe=lambda: (pipe, pipe), Process=lambda **how: process)
-    monkeypatch.setattr(headline_worker.multiprocessing, "get_context", lambda how: context)
-    worker = Worker(headline_stand_ins.serve)
-    assert [worker.ask("a", 1), worker.ask("b", 1)] == [1.0, Failure("CUDA_ERROR_ILLEGAL_ADDRESS")] and len(started) == 1
-    assert worker.ask("c", 1) == 2.0 and len(started) == 2
-
-
 def test_a_process_is_waited_for_no_longer_than_the_run_may_take():
     worker = Worker(headline_stand_ins.serve, {(0, "cuda"): "hangs"})
     assert worker.start(time.monotonic() - 1) == Failure("no time in 0 s")
     assert worker.ask(("row", 0, "triton"), 1) == Failure("no time in 0 s")
-
-
-def test_where_no_process_can_be_started_the_run_ends(capsys):
-    with pytest.raises(RuntimeError, match="no process to measure in: the process died: exit status 1"):
-        run(Worker(headline_stand_ins.no_device))
 
 
 class Pipe:
@@ -206,26 +158,6 @@ def test_what_the_process_measures(monkeypatch):
     assert isinstance(failure, Failure) and not is_lost
 
 
-@pytest.mark.sampled(10)
-@pytest.mark.parametrize("case", [case for case in CHOSEN if "dense" in case.tags], ids=lambda case: case.name)
-def test_a_sum_of_taps_is_the_convolution(case):
-    operands = [np.asarray(x) for x in random_operands.normal(case.shapes, case.dtypes)]
-    error, _ = timing.relative_error(headline_worker._exact(case, operands), headline_worker.cells.exact(case, operands))
-    assert error < 1e-12
-
-
-def test_a_truth_that_takes_too_long_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(headline_worker, "TRUTH_S", 0.01)
-    monkeypatch.setattr(headline_worker, "_exact", lambda *_: time.sleep(0.5))
-    ahead = headline_worker.Ahead()
-    ahead.begin([CHOSEN[3], CHOSEN[0]])
-    assert [x.shape for x in ahead.operands(CHOSEN[3])] == [*CHOSEN[3].shapes]
-    with pytest.raises(TimeoutError):
-        ahead.truth(CHOSEN[3])
-    ahead.begin([CHOSEN[0]])
-    assert not ahead._known
-
-
 def planted_report():
     rows = []
     for at, case in enumerate(cases(False)):
@@ -243,28 +175,28 @@ def planted_report():
 
 def test_the_summary_is_short_and_its_table_last(tmp_path, capsys):
     """Reasons may be long.  The summary is printed again from the file, without a device."""
-    text = headline_run.summary(planted_report())
+    text = headline.summary(planted_report())
     lines = text.splitlines()
-    assert 8_000 < len(text) <= headline_run.MOST and len(lines) > 49
+    assert 8_000 < len(text) <= headline.MOST and len(lines) > 49
     assert all(line.startswith(name[:40]) for line, name in zip(lines[-49:], (*HEADLINE, *PATHOLOGICAL), strict=True))
     assert re.search(r"1 +FAILED +2 +2.00 +50% +1.0e-06$", lines[-49]) and re.search(r"1! +FAILED +FAILED +- +- +-$", lines[-48])
     assert "triton: 25 right, 24 wrong" in lines and "cuda: 49 failed" in lines and "lax: 48 failed, 1 right" in lines
     report.write(tmp_path / "gpu.json", planted_report())
-    assert command.main(["bench", "--headline", "--read", str(tmp_path / "gpu.json")]) == 0
+    assert headline.main(["--read", str(tmp_path / "gpu.json")]) == 0
     assert capsys.readouterr().out == text + "\n"
 
 
 def test_the_command_leaves_the_device_to_the_process_that_measures(monkeypatch, tmp_path, capsys):
-    """`--headline` measures in another process, and `--resume` goes on with a report of the same device alone."""
-    monkeypatch.setattr(command, "check_device", lambda: pytest.fail("it asks for the device"))
-    monkeypatch.setattr(bench, "Worker", lambda serve, is_trial: InProcess())
-    path, asked = tmp_path / "gpu.json", ["bench", "--headline", "--quick", "--json", str(tmp_path / "gpu.json")]
-    assert command.main(asked) == 0 and len(results(report.read(path))) == 3 * 49
-    assert headline_run.summary(report.read(path)) in capsys.readouterr().out
-    assert command.main([*asked, "--resume"]) == 0
+    """`--resume` goes on with a report of the same device alone."""
+    monkeypatch.setattr(jax, "devices", lambda *_: pytest.fail("it asks for the device"))
+    monkeypatch.setattr(headline, "Worker", lambda serve, is_trial: InProcess())
+    path, asked = tmp_path / "gpu.json", ["--quick", "--json", str(tmp_path / "gpu.json")]
+    assert headline.main(asked) == 0 and len(results(report.read(path))) == 3 * 49
+    assert headline.summary(report.read(path)) in capsys.readouterr().out
+    assert headline.main([*asked, "--resume"]) == 0
     monkeypatch.setitem(headline_stand_ins.ENVIRONMENT, "device", "another")
     with pytest.raises(SystemExit):
-        command.main([*asked, "--resume"])
+        headline.main([*asked, "--resume"])
     assert "is of another device" in capsys.readouterr().err
-    assert command.main(["bench", "--headline", "--list"]) == 0
+    assert headline.main(["--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [*HEADLINE, *PATHOLOGICAL]

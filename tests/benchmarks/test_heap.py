@@ -3,15 +3,12 @@
 import os
 import subprocess
 import sys
-import types
 
 import pytest
 
-from jaxext.benchmarks import heap
-
 MAPPED = """
 import ctypes, sys
-from jaxext.benchmarks import heap
+from jaxext.bench import heap
 if not heap.keep_freed_memory():
     sys.exit()
 libc = ctypes.CDLL(None)
@@ -24,17 +21,6 @@ used = resident()
 libc.free(block)
 print(resident() / used)
 """
-
-
-def test_freed_memory_is_not_kept_where_there_is_a_gpu(monkeypatch):
-    """One heap for all of the threads that compile would make each wait for the others."""
-    kept = []
-    monkeypatch.setattr(heap.platform, "libc_ver", lambda: ("glibc", ""))
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=lambda *what: kept.append(what) or 1))
-    monkeypatch.setattr(heap, "NVIDIA", os.devnull)
-    for platforms, keeps in (("cuda,cpu", False), (None, False), ("cpu", True)):
-        monkeypatch.setattr(heap.jax, "config", types.SimpleNamespace(jax_platforms=platforms))
-        assert (heap.keep_freed_memory(), bool(kept)) == (keeps, keeps)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this is not Linux")

@@ -25,16 +25,6 @@ def run(machine, *parts, **settings):
     return done.returncode, done.stdout
 
 
-def test_where_there_is_no_gpu_a_sentence_says_so(tmp_path):
-    status, said = run(Machine(tmp_path, COMMANDS, gpu=False), "tests")
-    assert status == 3 and said.splitlines()[-1] == "NO GPU: nvidia-smi finds none.  Installed: CUDA kernels: compiled."
-
-
-def test_a_gpu_that_jax_does_not_see_is_none(tmp_path):
-    status, said = run(Machine(tmp_path, COMMANDS), "tests", JAX="false")
-    assert status == 3 and "NO GPU: nvidia-smi finds one, jax does not." in said
-
-
 def test_each_file_is_a_process_and_what_fails_or_hangs_takes_no_other_part_along(tmp_path):
     machine = Machine(tmp_path, COMMANDS)
     files = "tests/test_fails.py tests/test_passes.py tests/test_hangs.py tests/test_fails.py"
@@ -46,14 +36,6 @@ def test_each_file_is_a_process_and_what_fails_or_hangs_takes_no_other_part_alon
     assert said.endswith("FAILED: tests-test_fails\nFAILED: tests-test_hangs\nFAILED: tests-test_fails\n")
     assert (machine.out / "failures.txt").read_text() == "FAILED tests/test_fails.py::test_a - off by one\n"
     assert (machine.out / "tests-test_passes.log").read_text() == "2 passed\n"
-
-
-@pytest.mark.parametrize(
-    ("settings", "status"),
-    [({"TESTS": "tests/test_empty.py"}, 1), ({"TESTS": "tests/test_empty.py", "ONLY": "x"}, 0), ({"TESTS": "tests/test_passes.py"}, 0)],
-)
-def test_a_file_without_a_test_is_a_failure_unless_some_are_asked_for(settings, status, tmp_path):
-    assert run(Machine(tmp_path, COMMANDS), "tests", **settings)[0] == status
 
 
 def test_a_wheel_of_another_checkout_is_refused_and_without_one_it_is_compiled(tmp_path):

@@ -1,8 +1,6 @@
 """The suite of problems: every case is a function that lax and jaxext agree on, is counted right, and has a smaller twin of its kind."""
 
 import collections
-import dataclasses
-import math
 import re
 
 import jax
@@ -12,23 +10,13 @@ import pytest
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
-from jaxext.benchmarks.case import DTYPES, PLAIN
-from jaxext.benchmarks.kinds import Conv, Fused, Matmul, Mlp, Ragged
-from jaxext.benchmarks.problems import DEFAULT, OWN, PROBLEMS, declared, reduced, select, twins
-from jaxext.benchmarks.targets import OF_CPUS, OF_GPUS, targets
+from jaxext.bench.case import DTYPES, PLAIN
+from jaxext.bench.kinds import Conv, Fused, Matmul, Ragged
+from jaxext.bench.problems import DEFAULT, PROBLEMS, reduced, select
+from jaxext.bench.targets import OF_CPUS, OF_GPUS, targets
 from jaxext.tuning import random_operands, timing
 
 SMALL = 2e6
-NETWORKS = {
-    "llama", "deepseek", "mlp", "resnet50", "resnext", "convnext", "mobilenet", "efficientnet", "unet", "vae", "video", "wavenet", "mamba",
-    "hyena", "wav2vec2", "whisper", "encodec", "wrn", "ensemble", "hypernetwork", "mixtral", "gpt-oss",
-}  # fmt: skip
-KINDS = {
-    "matmul", "skinny", "batched", "mlp", "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped", "depthwise",
-    "strided", "dilated", "transposed", "causal", "batched-filters", "per-example", "fused", "gated", "ragged",
-    "own", *(problem.cases()[0].operation for problem in OWN),
-}  # fmt: skip
-MARKS = {"target", "sweep", "precision", "cpu", "large", "long", "short", "waves", "thin", "few-images", "many-images", "clocks"}
 
 
 def structs(case, dtypes=None):
@@ -39,11 +27,6 @@ def wide(struct):
     return jax.ShapeDtypeStruct(struct.shape, np.float64)
 
 
-def first_of_each(tags, problems=PROBLEMS):
-    """The first problem with each of the tags, once."""
-    return list(dict.fromkeys(next(problem for problem in problems if tag in problem.tags) for tag in sorted(tags)))
-
-
 def named(problem):
     return problem.name
 
@@ -51,15 +34,6 @@ def named(problem):
 def test_names_are_told_apart():
     for things in (PROBLEMS, [case for problem in PROBLEMS for case in problem.cases()]):
         assert [name for name, times in collections.Counter(thing.name for thing in things).items() if times > 1] == []
-
-
-def test_tags_are_known_and_each_network_is_there():
-    assert set().union(*(problem.tags for problem in PROBLEMS)) == NETWORKS | KINDS | MARKS
-    for network, kinds in {"unet": {"two-axes", "three-axes", "transposed"}, "vae": {"two-axes", "three-axes", "transposed"}}.items():
-        assert kinds <= set().union(*(problem.tags for problem in PROBLEMS if network in problem.tags))
-    dilations = {problem.dilation for problem in PROBLEMS if isinstance(problem, Conv) and "wavenet" in problem.tags}
-    assert {min(dilations), max(dilations)} == {1, 512}
-    assert {problem.M for problem in PROBLEMS if isinstance(problem, Matmul) and "llama" in problem.tags} >= {1, 16, 128, 1024, 8192, 16384}
 
 
 @pytest.mark.sampled(92)
@@ -72,19 +46,6 @@ def test_lax_and_jaxext_agree_on_every_case(problem):
         assert {leaf.dtype for leaf in jax.tree.leaves(ours)} == {np.dtype(DTYPES[case.numbers][2])}
         if case.numbers not in PLAIN:
             assert jax.eval_shape(case.truth, *structs(case, ["float64"] * len(case.shapes))) == jax.tree.map(wide, ours)
-
-
-@pytest.mark.parametrize("problem", first_of_each({"mlp", "batched", "stem", "mobilenet", "dilated", "wrn"}), ids=named)
-def test_a_twin_computes_what_lax_does(problem):
-    """All roles at once, of small twins, in float32."""
-    twin = reduced(problem, SMALL)
-    case = twin.case(twin.roles[-1], "float32")
-    rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal(shape) for shape in case.shapes]
-    got, truth = jax.jit(case.build("jaxext"))(*map(jnp.float32, arrays)), jax.jit(case.build("lax"))(*arrays)
-    for ours, right in zip(jax.tree.leaves(got), jax.tree.leaves(truth), strict=True):
-        assert ours.dtype == np.float32 and right.dtype == np.float64 and np.isfinite(ours).all()
-        assert np.linalg.norm(np.asarray(ours) - np.asarray(right)) <= 1e-5 * np.linalg.norm(right)
 
 
 @pytest.mark.parametrize("case", [case for problem in select(tags=["own"]) for case in reduced(problem, SMALL).cases()], ids=named)
@@ -116,32 +77,10 @@ def test_operations_are_counted(problem):
     assert [problem.flops(role) for role in problem.roles] == [2 * products] * 3 + [6 * products]
 
 
-@pytest.mark.parametrize("numbers", ["fp8", "fp8 both", "int8"])
-def test_numbers_of_8_bits(numbers):
-    """Small integers, whose sums are exact; lax's operands are widened first."""
-    case = Matmul(name="", M=3, N=4, K=5, numbers=(numbers,)).case("nt", numbers)
-    arrays = [np.random.default_rng(0).integers(-3, 4, shape) for shape in case.shapes]
-    right = case.truth(*map(np.float64, arrays))
-    for library in ("lax", "jaxext"):
-        got = jax.jit(case.build(library))(*(jnp.asarray(array, dtype) for array, dtype in zip(arrays, case.dtypes, strict=True)))
-        assert got.dtype == DTYPES[numbers][2] and np.array_equal(np.asarray(got, np.float64), right)
-
-
 def test_zeros_that_a_dilation_inserts_are_not_counted():
     problem = Conv(name="", x=(1, 32, 32, 1), w=(4, 4, 1, 1), input_dilation=2, padding=((2, 2),) * 2)
     products = float(jnp.sum(problem.case("fprop", "float32").truth(*map(np.ones, problem.shapes("fprop")))))
     assert problem.flops("fprop") == pytest.approx(2 * products, rel=0.05)  # padding counts
-
-
-@pytest.mark.parametrize("role", ["forward", "dgrad", "wgrad", "step"])
-def test_operations_of_a_network_are_those_that_are_left(role):
-    problem = Mlp(name="", widths=(96, 160, 224, 64), batch=128)
-    case = problem.case(role, "float32")
-    text = str(jax.jit(case.build("lax")).lower(*structs(case)).compile().as_text())
-    shapes = {name: [*map(int, sizes.split(","))] for name, sizes in re.findall(r"(%\S+) = f32\[(\d+,\d+)\]", text)}
-    products = re.findall(r"(%\S+) = \S+ dot\((?:f32\S+ )?(%[\w.-]+), .*lhs_contracting_dims={(\d)}", text)
-    assert len(products) == len(re.findall(r" dot\(", text)) > 0, "the pattern is out of date"
-    assert sum(2 * math.prod(shapes[result]) * shapes[left][int(axis)] for result, left, axis in products) == problem.flops(role)
 
 
 def test_gradients_are_those_of_the_step():
@@ -186,52 +125,6 @@ def check_twin(problem, flops):
     if isinstance(problem, Matmul):
         assert isinstance(twin, Matmul) and (twin.B > 1) == (problem.B > 1)
         assert [size % 2 for size in (twin.M, twin.N, twin.K)] == [size % 2 for size in (problem.M, problem.N, problem.K)]
-
-
-def test_twins_for_a_cpu():
-    """Problems for a CPU stay as they are; those that coincide become one, which has every role of theirs."""
-    problems = [dataclasses.replace(problem, numbers=("tf32",)) for problem in PROBLEMS]
-    chosen = twins(problems)
-    assert [problem for problem in problems if "cpu" in problem.tags] == [problem for problem in chosen if "cpu" in problem.tags]
-    assert all(problem.flops(problem.roles[0]) <= DEFAULT for problem in chosen if "cpu" not in problem.tags)
-    of_one_size = [problem for problem in chosen if problem.shapes(problem.roles[0]) == ((256, 512), (512, 256))]
-    assert [problem.name for problem in of_one_size] == ["4096 cubed, 4096x4096x4096 as 256x512x256"]
-
-    def asked(problems):
-        return {(case.role, case.shapes, repr(case.static)) for problem in problems for case in problem.cases()}
-
-    assert asked(chosen) == asked(problem if "cpu" in problem.tags else reduced(problem) for problem in problems)
-    assert twins(PROBLEMS) != chosen  # numbers tell twins apart
-    assert max(problem.flops(problem.roles[0]) for problem in twins(select(tags=["cpu"], names=["depthwise"]), SMALL)) <= SMALL
-
-
-def test_selection():
-    assert sorted(select(), key=named) == sorted([*PROBLEMS, *declared()], key=named)  # those that other tests left
-    held = ["target" in problem.tags for problem in select()]
-    assert held == sorted(held, reverse=True)
-    assert {problem.name for problem in select(tags=["wrn", "mlp"])} == {
-        problem.name for problem in PROBLEMS if problem.tags & {"wrn", "mlp"}
-    }
-    assert [problem.name for problem in select(tags=["cpu"], names=["7x7, 8x", "nothing such"])] == ["depthwise 7x7, 8x56x56x96"]
-    assert select(names=["nothing such"]) == []
-    with pytest.raises(ValueError, match="no problem is tagged resnet; there are .*resnet50"):
-        select(tags=["resnet", "mlp"])
-
-
-def test_what_nobody_would_write_is_no_case():
-    (conv, *_), (matmul, *_) = select(names=["unet 3x3, 8x64"]), select(names=["llama 70B up, 8192"])
-    assert [case.name.removeprefix(conv.name) for case in conv.cases(["fprop", "dgrad"])] == [
-        " fprop bfloat16",
-        " dgrad bfloat16",
-        " fprop fp8",
-    ]
-    assert matmul.case("nt", "fp8").dtypes == ("float8_e4m3fn", "float8_e4m3fn")
-    assert matmul.case("nn", "float16").name == matmul.case("nn", "fp16").name == f"{matmul.name} nn float16"
-    for problem, role, dtype in ((conv, "dgrad", "fp8"), (matmul, "step", "fp8"), (matmul, "fprop", "bfloat16")):
-        with pytest.raises(ValueError, match=re.escape(f"{problem.name}: no case for role {role!r} in {dtype!r}")):
-            problem.case(role, dtype)
-    with pytest.raises(ValueError, match="dtype is 'float12', want one of bfloat16, float16, float32, bf16, "):
-        matmul.case("nn", "float12")
 
 
 def test_what_is_expected():

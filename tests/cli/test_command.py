@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ import pytest
 
 import jaxext
 from jaxext import __main__
-from jaxext.benchmarks import compiled, compiled_cuda, kernel_table
 from jaxext.cli import arguments, command, terminal
 from jaxext.tables import active, table_file
 from jaxext.tables.table_format import Measurement
@@ -144,7 +142,7 @@ def test_an_interrupted_process_ends_at_once(monkeypatch):
     assert ended == [130]
 
 
-@pytest.mark.parametrize("arguments", [MATMUL, ["tune", "jax.numpy:sin", "f32[8]"], ["bench", "--list"], ["kernels"]], ids=lambda a: a[0])
+@pytest.mark.parametrize("arguments", [MATMUL, ["tune", "jax.numpy:sin", "f32[8]"], ["bench", "--list"]], ids=lambda a: a[0])
 def test_where_json_cannot_go(arguments, capsys, monkeypatch):
     """The error comes before any work."""
     monkeypatch.setattr(jaxext, "explain", None)
@@ -350,97 +348,6 @@ def test_dtypes_go_by_jaxs_own_short_names():
 def test_wide_dtypes_where_jax_has_none():
     with jax.enable_x64(False), pytest.raises(Exception, match="jax has float64 where JAX_ENABLE_X64=1 is set"):
         arguments.shape("f64[2]")
-
-
-# kernels
-
-
-@pytest.fixture
-def stand_ins(monkeypatch):
-    """Kernels that nobody compiled."""
-    triton = [{"kernel": "matmul", "problem": name, "good": name == "good"} for name in ("good", "bad")]
-    cuda = [{"kernel": kernel, "good": True} for kernel in ("matmul_nn", "ragged_tn", "conv2d_fprop")]
-    for table in (compiled, compiled_cuda):
-        monkeypatch.setattr(table, "missing", lambda *_: None)
-        monkeypatch.setattr(table, "offences", lambda row: [] if row["good"] else ["spills"])
-        monkeypatch.setattr(table, "line", lambda row: f"{row['kernel']} {'' if row['good'] else '!! spills'}")
-    monkeypatch.setattr(compiled, "programs", lambda kernel, problem, *_: [row for row in triton if problem in row["problem"]])
-    monkeypatch.setattr(compiled, "compile_all", lambda todo, jobs: iter(todo))
-    monkeypatch.setattr(compiled_cuda, "own", lambda: pathlib.Path("module.so"))
-    monkeypatch.setattr(compiled_cuda, "load", lambda path: types.SimpleNamespace(cuda_version="13.0", archs="80"))
-    monkeypatch.setattr(compiled_cuda, "collect", lambda path, module, archs: cuda)
-    monkeypatch.setattr(kernel_table.importlib.metadata, "version", lambda name: "3.9.0")
-    monkeypatch.setattr(kernel_table, "report", lambda: {"device": "none"})
-
-
-def test_kernels(capsys, stand_ins, tmp_path):
-    document = json.loads(said(capsys, "kernels", "--json"))
-    assert document["triton"]["version"] == "3.9.0" and document["cuda"]["nvcc"] == "13.0"
-    assert [row["problem"] for row in document["triton"]["rows"]] == ["good", "bad"]
-    assert [row["kernel"] for row in document["cuda"]["rows"]] == ["matmul_nn", "ragged_tn", "conv2d_fprop"]
-    lines = said(capsys, "kernels", "--json", tmp_path / "k.json").splitlines()
-    assert "2 kernels, 1 bad" in lines and "3 kernels, 0 bad" in lines and lines.count("matmul !! spills") == 2
-    assert json.loads((tmp_path / "k.json").read_text()) == document
-
-
-def test_digests_of_kernels(capsys, stand_ins, tmp_path):
-    """They are written where no kernel breaks a law."""
-    path = tmp_path / "k.json"
-    assert "2 kernels, 1 bad" in said(capsys, "kernels", "--digests", path) and not path.exists()
-    assert "1 kernels, 0 bad" in said(capsys, "kernels", "--problem", "good", "--digests", path)
-    ((asked, made),) = json.loads(path.read_text())["rows"].items()
-    assert (asked, made) == compiled.digests({"kernel": "matmul", "problem": "good", "good": True})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kinds", "status"),
-    [
-        ([], {"triton", "cuda"}, 0),
-        (["--check"], {"triton", "cuda"}, 1),
-        (["--of", "cuda", "--check"], {"cuda"}, 0),
-        (["--problem", "good", "--check"], {"triton"}, 0),
-        (["--others", "none"], {"triton"}, 0),
-        (["--module", "m.so", "--kernel", "conv"], {"cuda"}, 0),
-        (["--of", "cuda", "--kernel", "ragged"], {"cuda"}, 0),
-    ],
-)
-def test_kernels_asked_for(arguments, kinds, status, capsys, stand_ins):
-    document = json.loads(said(capsys, "kernels", *arguments, "--json", status=status))
-    assert document.keys() - {"environment"} == kinds
-    if "--kernel" in arguments:
-        (row,) = document["cuda"]["rows"]
-        assert row["kernel"] == {"conv": "conv2d_fprop", "ragged": "ragged_tn"}[arguments[-1]]
-
-
-def test_kernels_that_are_not_here(capsys, stand_ins, monkeypatch):
-    monkeypatch.setattr(compiled, "missing", lambda: "Triton is not installed")
-    assert command.main(["kernels", "--of", "triton"]) == 1
-    assert capsys.readouterr().err == "triton: Triton is not installed\n"
-    assert command.main(["kernels"]) == 0
-    monkeypatch.setattr(compiled_cuda, "missing", lambda *_: "no CUDA kernels: built without CUDA (no nvcc)")
-    assert command.main(["kernels"]) == 1
-    assert "built without CUDA (no nvcc)" in capsys.readouterr().err
-
-
-def test_why_kernels_are_not_here(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "interpreter cannot compile" in (compiled.missing() or "")
-    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr("jaxext.backends.cuda.cuda_binding.missing", lambda: "built without CUDA (no nvcc)")
-    assert compiled.missing() == "Triton is not installed: pip install 'jaxext[triton]'"
-    assert compiled_cuda.missing() == "no CUDA kernels: built without CUDA (no nvcc)"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert (
-        compiled_cuda.missing(tmp_path / "m.so") == "cuobjdump is neither in Triton's wheel nor on the PATH: pip install 'jaxext[triton]'"
-    )
-
-
-def test_kernels_refuses(capsys, stand_ins):
-    assert "ask for one of them" in refused(capsys, "kernels", "--of", "cuda", "--problem", "good")
-    assert "ask for one of them" in refused(capsys, "kernels", "--of", "triton", "--module", "m.so")
-    assert refused(capsys, "kernels", "--problem", "nonsense") == "no problem has such a name, kernel and GPU"
-    assert "'ninety' is no list of GPUs" in refused(capsys, "kernels", "--arch", "ninety")
-    assert command.parser().parse_args(["kernels", "--arch", "80,sm_90a"]).arch == (80, 90)
 
 
 def test_without_triton():

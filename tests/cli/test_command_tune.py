@@ -13,8 +13,7 @@ import pytest
 from test_command import MATMUL, PLATFORM, cache, refused, said
 
 import jaxext
-from jaxext.benchmarks import bench
-from jaxext.cli import command
+from jaxext.cli import bench, command
 from jaxext.tables import active, table_file
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import trial

@@ -74,7 +74,7 @@ def test_an_old_jax_is_told_in_one_sentence(tmp_path):
 
 def test_the_sources_tell_in_one_sentence_that_they_hide_the_installed_package(tmp_path):
     """The root of the repository is such a folder, unless an editable installation goes before it: -S leaves that out."""
-    shutil.copytree(ROOT / "jaxext", tmp_path / "jaxext", ignore=shutil.ignore_patterns("kernels", "benchmarks", "__pycache__"))
+    shutil.copytree(ROOT / "jaxext", tmp_path / "jaxext", ignore=shutil.ignore_patterns("kernels", "__pycache__"))
     done = subprocess.run([sys.executable, "-S", "-c", "import jaxext"], cwd=tmp_path, capture_output=True, text=True, env={})
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: jaxext was imported from its sources in {tmp_path / 'jaxext'}, which hide the installed package and cannot run"

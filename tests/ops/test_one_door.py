@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import checkpoint_policies, extend, testing
-from jaxext.benchmarks import bench, cells, report
-from jaxext.cli import command
+from jaxext.bench import bench_report as report
+from jaxext.bench import cells
+from jaxext.cli import bench, command
 from jaxext.parallel import cost
 from jaxext.tuning import timing
 
@@ -129,5 +130,5 @@ def test_bench(door):
     for case in found:
         row = cells.measure(case, {}, how)
         assert row.default == (report.Default("gather", "False"),)
-        errors = {library: result.error for library, result in row.timed.items()}
+        errors = {library: float(result.error) for library, result in row.timed.items()}
         assert errors.keys() == {"lax", "xla", "gather"} and max(errors.values()) < 1e-6

@@ -19,8 +19,8 @@ import mutations
 import pytest
 import test_layering
 
+from benchmarks import compiled_cuda, cuda_laws
 from jaxext.backends.cuda import cuda_binding
-from jaxext.benchmarks import compiled_cuda, cuda_laws
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE, FILES = ROOT / "docs" / "adding-an-operation.md", ROOT / "docs" / "rowscale"
@@ -127,7 +127,7 @@ def test_tools_find_the_operation(tree):
     pytest.importorskip("jax_triton")
     code = """
 import json, jaxext
-from jaxext.benchmarks import compiled
+from benchmarks import compiled
 from jaxext.verify import cases
 with jaxext.use_target("sm_90a"):
     found, _ = cases.listed(cases.contacts(), "cuda", ["triton"])

@@ -5,7 +5,8 @@ import importlib
 import pytest
 from ptxsim import Module
 
-from jaxext.benchmarks import compiled
+from benchmarks import compiled
+from jaxext.bench import triton_ptx
 
 KINDS = {  # of Triton's kernels: the kinds of numbers for each target, which multiply with different instructions
     ("matmul", 80): ("bf16", "int8"),
@@ -23,5 +24,5 @@ def test_kernels_of_triton(kernel, arch):
     for numbers in KINDS[kernel, arch]:
         program = next(program for program in picked if program.numbers == numbers)
         launch = importlib.import_module(f"jaxext.kernels.{kernel}").launch(program.problem, program.config)
-        made = compiled.compile_launch(launch, program.problem)
+        made = triton_ptx.compile_launch(launch, program.problem)
         assert not Module(str(made.asm["ptx"])).unverified_opcodes()

@@ -22,9 +22,10 @@ from calls import each
 from ptxsim import LATE, Fault, Module
 from triton_kernels import CALLS, Call, call, kernel_module, skip_without_compiler
 
-from jaxext.benchmarks import compiled
-from jaxext.benchmarks.kinds import Matmul
-from jaxext.benchmarks.problems import PRODUCTS, reduced
+from benchmarks import compiled
+from jaxext.bench import triton_ptx
+from jaxext.bench.kinds import Matmul
+from jaxext.bench.problems import PRODUCTS, reduced
 from jaxext.kernels import matmul, scaled
 from jaxext.kernels.epilogue import Epilogue
 
@@ -48,7 +49,7 @@ def run(call):
 def smaller(case, config):
     """A problem of the kind that does not fit the tiles; or, if its own sizes make it what it is, its twin."""
     if isinstance(case, Matmul) and not any(size % 16 for size in (case.M, case.N, case.K)):
-        sizes = dict(B=min(case.B, 2), M=config.tile_m + 24, N=config.tile_n // 2 + 40, K=2 * config.tile_k + 16)
+        sizes: Any = dict(B=min(case.B, 2), M=config.tile_m + 24, N=config.tile_n // 2 + 40, K=2 * config.tile_k + 16)
         return Matmul(name=case.name, numbers=case.numbers, **sizes)
     return reduced(case, FLOPS)
 
@@ -81,7 +82,8 @@ PICKS: list[Any] = list(picks())
 @pytest.mark.parametrize(("case", "role", "numbers", "arch", "config"), PICKS)
 def test_pick(case, role, numbers, arch, config):
     config = dataclasses.replace(config, splits=min(config.splits, MOST_SPLITS))
-    problem = smaller(case, config).problem(role, numbers, arch)
+    twin: Any = smaller(case, config)
+    problem = twin.problem(role, numbers, arch)
     if case.kernel == "conv":  # it may have fewer groups
         config = dataclasses.replace(config, groups=math.gcd(config.groups, problem.G))
     run(Call(case.kernel, problem, config))
@@ -192,7 +194,7 @@ def test_sums_of_halves_of_indices():
     problem = test_conv.a_problem("dgrad", N=3, C=136, K=264, input=(29, 28), dtypes=("fp16",) * 3, arch=90)
     gradient = Call("conv", problem, kernel_module("conv").Config(tile_m=128, tile_n=128, tile_k=64, num_warps=8, splits=5))
     with mock.patch.object(compiled, "repaired", lambda ptx: ptx):
-        assert "add.s16x2" in str(compiled.compile_launch(gradient.launch, problem).asm["ptx"])
+        assert "add.s16x2" in str(triton_ptx.compile_launch(gradient.launch, problem).asm["ptx"])
     assert "16x2" not in gradient.ptx
     operands = gradient.operands(integers=True)
     gradient.check(gradient.execute(operands, LATE), operands, integers=True)

@@ -17,7 +17,7 @@ from test_ragged_kernel import RaggedCall
 from test_scaled_dot import ScaledCall
 
 from jaxext.backends.triton.interpreter import DTYPES
-from jaxext.benchmarks import compiled
+from jaxext.bench import triton_ptx
 
 # Operands and results by definition are those of the tests in tests/kernels.
 CALLS: dict[str, Any] = {of.kernel: of for of in (MatmulCall, ConvCall, DepthwiseCall, RaggedCall, CausalCall, ScaledCall, GramCall)}
@@ -51,7 +51,7 @@ class Call:
 
         with knobs.compilation.scope():
             knobs.compilation.always_compile = True
-            return compiled.compile_launch(self.launch, self.problem)
+            return triton_ptx.compile_launch(self.launch, self.problem)
 
     @property
     def launch(self):
@@ -122,5 +122,5 @@ def call(kernel: str, problem: Any, *more: Any, splits: int | None = None, **cha
 
 
 def skip_without_compiler() -> None:
-    if reason := compiled.missing():
+    if reason := triton_ptx.missing():
         pytest.skip(reason)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxext
-from jaxext.benchmarks.sharding_subjects import SUBJECTS
+from benchmarks.sharding_subjects import SUBJECTS
 from jaxext.testing import sharding_worker, shardings
 
 AUTOMATIC, EXPLICIT, EXPORTED, MANUAL, HALF = sharding_worker.WAYS

@@ -9,7 +9,7 @@ import pytest
 import jaxext
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.kernel import KernelPlan
-from jaxext.benchmarks.problems import PROBLEMS
+from jaxext.bench.problems import PROBLEMS
 from jaxext.core.contact import Contact
 from jaxext.verify import cases
 

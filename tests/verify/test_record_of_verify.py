@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jaxext
-from jaxext.benchmarks import record
+from jaxext.bench import shipping
 from jaxext.cli import command, verify
 from jaxext.cli.terminal import Failure
 from jaxext.core.contact import TILES, Contact, arrays, step
@@ -71,7 +71,7 @@ def stored():
 
 
 def test_what_was_right_and_wrong_is_stored(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "digests", lambda kinds, arch, device: dict.fromkeys(kinds, f"code for {arch}, {device}"))
+    monkeypatch.setattr(shipping, "digests", lambda kinds, arch, device: dict.fromkeys(kinds, f"code for {arch}, {device}"))
     status, out = run("--share", tmp_path / "shared.json", wrong=["product float16"])
     assert status == 1 and "wrong: triton" in out and "bits: first at (0,)" in out
     assert stored() == {

@@ -79,5 +79,6 @@ def test_one_wheel_without_cuda_kernels_serves_every_platform_and_python(tmp_pat
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"jaxext/py.typed", "jaxext/_cuda_build.py", "jaxext/kernels/matmul/kernel.py", "jaxext/benchmarks/problems.py"} <= {*names}
+    assert {"jaxext/py.typed", "jaxext/_cuda_build.py", "jaxext/kernels/matmul/kernel.py", "jaxext/bench/problems.py"} <= {*names}
+    assert not [name for name in names if "benchmarks" in name]
     assert not [name for name in names if name.startswith("jaxext/_cuda_module.") and not name.endswith(".pyi")]

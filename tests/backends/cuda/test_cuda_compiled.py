@@ -1,4 +1,4 @@
-"""Every CUDA kernel of the compiled module is well compiled: what `python -m jaxext kernels` prints, held against its laws.
+"""Every CUDA kernel of the compiled module is well compiled: what `python -m benchmarks.kernel_table` prints, held against its laws.
 
 The machine code itself is read, with the tools in Triton's wheel or those of a CUDA toolkit.  Needs the module; no GPU.
 """
@@ -9,8 +9,9 @@ import re
 
 import pytest
 
+from benchmarks import compiled_cuda, cuda_laws
 from jaxext.backends.cuda import cuda_binding
-from jaxext.benchmarks import compiled_cuda, cuda_laws, cuda_names, machine_code
+from jaxext.bench import cuda_names, machine_code
 
 NEWER = 100  # PTX is assembled for it, if for no other: slow
 
@@ -187,7 +188,7 @@ def test_portable_kernels_are_there_for_every_architecture(module, archs, rows):
     for arch in module.archs.split(","):
         number, _, kind = arch.partition("-")
         want |= {(number, "code")} if kind != "virtual" else set()
-        want |= {(str(newer), "PTX") for newer in compiled_cuda.NEWER if newer in archs and kind != "real"}
+        want |= {(str(newer), "PTX") for newer in machine_code.NEWER if newer in archs and kind != "real"}
     assert set(kernels) == want
     assert len({frozenset(functions) for functions in kernels.values()}) == 1
     for kernel in ("depthwise_wgrad", "causal_forward", "causal_backward"):

@@ -17,8 +17,9 @@ from simt_weight_only import a_problem as a_weight_only_problem
 from test_causal_kernel import a_problem
 from test_cuda_matmul import product
 
+from benchmarks import compiled_cuda
 from jaxext.backends.cuda import cuda_binding
-from jaxext.benchmarks import compiled_cuda, cuda_names
+from jaxext.bench import cuda_names
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.launch import SHARED_MEMORY
 from jaxext.ops.causal import cuda as cuda_causal

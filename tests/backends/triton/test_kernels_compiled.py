@@ -24,9 +24,11 @@ pytest.importorskip("triton", reason="no Triton here")
 # ruff: noqa: E402
 import triton
 
-from jaxext.benchmarks import alignment, compiled, device_code
-from jaxext.benchmarks.case import LAYOUTS
-from jaxext.benchmarks.problems import COMPILED, KERNELS, PRODUCTS, Conv
+from benchmarks import alignment, compiled, device_code
+from benchmarks.kernel_problems import COMPILED, KERNELS, PRODUCTS
+from jaxext.bench import triton_ptx
+from jaxext.bench.case import LAYOUTS
+from jaxext.bench.kinds import Conv
 from jaxext.kernels import checks, depthwise, matmul
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.geometry import ConvProblem
@@ -40,7 +42,7 @@ SMALL = (  # problems of each kernel
 
 
 TABLES = sorted((ROOT / "benchmarks" / "results").glob("kernels_triton_*.json"))
-MADE_ANEW = "kernels changed: `python -m jaxext kernels --check --digests FILE` makes the table anew, some ten minutes on 2 cores"
+MADE_ANEW = "kernels changed: `python -m benchmarks.kernel_table --check --digests FILE` makes the table anew, some ten minutes on 2 cores"
 PICKED = [program for program in compiled.programs(others="none") if program.picked]
 SHOWN = [program for program in PICKED if program.numbers in ("bf16", "int4") and program.name.startswith(SMALL)]
 # Every kernel and role on sm_90, and one of them on the others.
@@ -267,7 +269,7 @@ def test_odd_rows_beside_an_epilogue(name, columns, stored):
         epilogue=Epilogue(**EPILOGUES[name]),
     )  # fmt: skip
     launch = matmul.launch(problem, matmul.candidates(problem)[0])
-    row = compiled.assembled(str(compiled.compile_launch(launch, problem).asm["ptx"]))
+    row = compiled.assembled(str(triton_ptx.compile_launch(launch, problem).asm["ptx"]))
     assert max(map(int, row["loads"])) <= alignment.widest(problem, launch)[0]
     assert max(map(int, row["stores"])) == alignment.widest(problem, launch)[1] == stored
 

@@ -18,8 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from jaxext.backends.triton.interpreter import DTYPES
-from jaxext.benchmarks import compiled
-from jaxext.benchmarks.problems import PRODUCTS
+from jaxext.bench import triton_ptx
+from jaxext.bench.problems import PRODUCTS
 from jaxext.kernels.epilogue import Epilogue
 
 
@@ -72,9 +72,9 @@ def test_what_is_tested_is_what_is_called(case, epilogue, asked, monkeypatch):
             monkeypatch.setattr(launch.kernel, "device_caches", collections.defaultdict(launch.kernel.create_binder))
             tensors = [
                 types.SimpleNamespace(dtype=Dtype(dtype), data_ptr=lambda: 1 << 14, ptr_range=lambda: 0)
-                for dtype in compiled.dtypes_of(problem, launch)
+                for dtype in triton_ptx.dtypes_of(problem, launch)
             ]
-            compiled.compile_launch(launch, problem)
+            triton_ptx.compile_launch(launch, problem)
             harness.launch_on_gpu(launch, *tensors)
             (called, wanted, _), (tested, options, afresh) = sources[-2:]
             assert (tested.fn, tested.signature, tested.constants) == (called.fn, called.signature, called.constants)

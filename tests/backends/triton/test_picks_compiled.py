@@ -12,15 +12,16 @@ import pytest
 pytest.importorskip("triton", reason="no Triton here")
 
 # ruff: noqa: E402
-from jaxext.benchmarks import compiled
-from jaxext.benchmarks.kinds import Own
-from jaxext.benchmarks.problems import COMPILED
+from benchmarks import compiled
+from benchmarks.kernel_problems import COMPILED
+from jaxext.bench import triton_ptx
+from jaxext.bench.own import Own
 from jaxext.kernels import conv, ragged, scaled
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.geometry import ConvProblem
 
 pytestmark = [
-    pytest.mark.skipif(compiled.missing() is not None, reason=str(compiled.missing())),
+    pytest.mark.skipif(triton_ptx.missing() is not None, reason=str(triton_ptx.missing())),
     pytest.mark.usefixtures("empty_cache"),
 ]
 
@@ -127,6 +128,6 @@ def test_integers_are_multiplied_by_tensor_cores():
         name="conv2d_fprop", role="fprop", B=1, N=2, G=32, C=1, K=1, input=(1, 16, 32), filter=(1, 3, 3), output=(1, 16, 32),
         low=(0, 1, 1), dtypes=("i8", "i8", "i8"), precision="tf32", arch=80,
     )  # fmt: skip
-    ptx = str(compiled.compile_launch(conv.launch(problem, conv.candidates(problem)[0]), problem).asm["ptx"])
+    ptx = str(triton_ptx.compile_launch(conv.launch(problem, conv.candidates(problem)[0]), problem).asm["ptx"])
     assert "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32" in ptx
     assert compiled.assembled(ptx)["spills"] == 0

@@ -13,8 +13,9 @@ import test_conv
 import test_matmul
 
 import jaxext
-from jaxext.benchmarks import compiled, compiled_cuda, register_hazards
-from jaxext.benchmarks.problems import COMPILED, KERNELS
+from benchmarks import compiled_cuda, register_hazards
+from benchmarks.kernel_problems import COMPILED, KERNELS
+from jaxext.bench import triton_ptx
 from jaxext.kernels import checks, conv, matmul, scaled
 
 # A loop of two steps: one group of two multiplications each, from R104 to R111 and from R112 to R119.
@@ -159,7 +160,7 @@ def test_a_refused_pair_is_told(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_kernel_of_triton_has_a_hazard(kernel, capsys):
-    if reason := compiled.missing():
+    if reason := triton_ptx.missing():
         pytest.skip(reason)
     assert register_hazards.main(["--kernel", kernel]) == 0, capsys.readouterr().out
 

@@ -23,7 +23,7 @@ from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 
 from jaxext.backends.triton import assembler, repairs, triton_binding
-from jaxext.benchmarks import compiled
+from jaxext.bench import triton_ptx
 from jaxext.kernels import checks, matmul
 from jaxext.kernels.matmul import kernel as matmul_kernel
 
@@ -76,7 +76,7 @@ def problem(arch, **changes):
 
 def compiled_ptx(arch) -> str:
     asked = problem(arch)
-    return str(compiled.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
+    return str(triton_ptx.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
 
 
 def unfenced_waits(ptx: str) -> int:
@@ -99,7 +99,7 @@ def test_compile_launch_makes_the_same_ptx():
 
 def test_the_cache_of_triton_serves_no_kernel_without_fences():
     """It knows nothing of the fences: what is in it, of whatever version of jaxext, gets them when it is read."""
-    with mock.patch.object(compiled, "repaired", lambda ptx: ptx):
+    with mock.patch.object(triton_ptx, "repaired", lambda ptx: ptx):
         before = compiled_ptx(90)
     assert unfenced_waits(before) > 0
     assert unfenced_waits(compiled_ptx(90)) == 0
@@ -134,14 +134,14 @@ def test_fences_are_not_added_twice():
 
 def test_triton_adds_them_by_its_hook():
     """Tests of kernels on a GPU compile by Triton alone."""
-    asked, without_cubin = problem(90), compiled.without_cubin
+    asked, without_cubin = problem(90), triton_ptx.without_cubin
     with (
-        mock.patch.object(compiled, "repaired", lambda ptx: ptx),
-        mock.patch.object(compiled, "without_cubin", lambda *args: repairs.stages_with_repairs(*args) and without_cubin(*args)),
+        mock.patch.object(triton_ptx, "repaired", lambda ptx: ptx),
+        mock.patch.object(triton_ptx, "without_cubin", lambda *args: repairs.stages_with_repairs(*args) and without_cubin(*args)),
         knobs.compilation.scope(),
     ):
         knobs.compilation.always_compile = True
-        ptx = str(compiled.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
+        ptx = str(triton_ptx.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
     assert unfenced_waits(ptx) == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import jaxext
-from jaxext.benchmarks import loops
+from benchmarks import loops
 
 LAYOUTS = {
     "channels last": (("NHWC", "HWIO", "NHWC"), (2, 8, 8, 4), (3, 3, 4, 4)),

@@ -14,10 +14,8 @@ import tempfile
 from collections.abc import Iterable
 
 from jaxext.backends.fields import DTYPES
-
-from . import compiled_cuda
-from .cuda_names import CONV_ROLES, MATMUL_ROLES, demangled, describe
-from .machine_code import tool
+from jaxext.bench.cuda_names import CONV_ROLES, MATMUL_ROLES, demangled, describe
+from jaxext.bench.machine_code import images, own, tool
 
 _DEBUG_SECTION = re.compile(r"^\s*\.section\b.*", re.MULTILINE | re.DOTALL)  # the first of those at the end of a file
 _UNSEEN = re.compile(r"//.*|^\s*\.(?:loc|file)\b.*|^\$L__(?:tmp|func_begin|func_end|info_string)\w*:.*", re.MULTILINE)
@@ -57,11 +55,11 @@ def cuda_digest(kind: str, arch: int) -> str | None:
 @functools.cache
 def _functions(arch: int) -> list[tuple[dict, str]]:
     """Each kernel of the compiled module for a GPU, as `describe` gives it, and its digest."""
-    module = compiled_cuda.own()
+    module = own()
     assert module is not None
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for image in compiled_cuda.images(module, pathlib.Path(folder), (arch,)):
+        for image in images(module, pathlib.Path(folder), (arch,)):
             if image.source == "code":
                 _, *parts = _FUNCTION.split(tool("cuobjdump", "-sass", image.path))
                 found += [
@@ -72,8 +70,8 @@ def _functions(arch: int) -> list[tuple[dict, str]]:
 
 def _is_of(row: dict, family: str, role: str, dtypes: str) -> bool:
     roles = {*MATMUL_ROLES, *CONV_ROLES}
-    own, asked = row["kernel"].rpartition("_")[2], role.rpartition("_")[2]
-    if own in roles and asked in roles and own != asked or _family(row["kernel"]) != family:
+    its, asked = row["kernel"].rpartition("_")[2], role.rpartition("_")[2]
+    if its in roles and asked in roles and its != asked or _family(row["kernel"]) != family:
         return False
     return "operands" not in row or DTYPES[row["operands"]] in re.split("x|->", dtypes.partition(",")[0])
 

@@ -5,25 +5,18 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import findings
-from .report import KINDS, OTHER, PRECISION, THEIRS, Failure, Measured, Refusal, Report, Result
+from jaxext.bench import findings
+from jaxext.bench.bench_report import THEIRS, Failure, Measured, Refusal, Report, Result
 
 STYLES = {findings.FASTER: "green", findings.SLOWER: "bold red", findings.MISSING: "red", findings.NEW: "cyan"}
 NAME, TIME, RATIO, SHARE, ERROR, STRAYS = 78, 13, 15, 5, 8, 28  # columns' widths
 WIDE = 120  # columns from which a table has room for names of rows
-ROLES = ("fprop", "forward", "nn", "dgrad", "nt", "wgrad", "tn", "step")  # as they follow one another in a table
-
-CAPTION = (
-    "Each cell says how many times faster than lax jaxext is with what it takes where nobody names an implementation, which",
-    "implementation that is, and its time per call in milliseconds, ± half the spread of the quartiles. Where lax is faster",
-    "beyond the noise, the cell is in bold.",
-)
 
 
 def head(shown: Sequence[str], width: int) -> Text:
@@ -39,7 +32,7 @@ def line(row: Measured, shown: Sequence[str], width: int) -> Text:
     others = (result for library, result in reversed(row.timed.items()) if library not in THEIRS)
     of_ours = row.timed.get(row.ours or "") or next(others, None)
     ratio = findings.ratio(row, findings.DEFAULT, "lax")
-    cells = [(_time(row.results.get(library)), "bold red" if isinstance(row.results.get(library), Failure) else "") for library in shown]
+    cells = [(time_of(row.results.get(library)), "bold red" if isinstance(row.results.get(library), Failure) else "") for library in shown]
     standing = STYLES.get(findings.standing(row, findings.DEFAULT, "lax") or "", "")
     cells.append(("-" if ratio is None else f"{row.ours} {ratio:.2f}x", standing))
     if of_ours is not None:
@@ -110,79 +103,7 @@ def print_comparison(comparison: findings.Comparison, console: Console) -> None:
     console.print("; ".join(f"{verdict}: {count}" for verdict, count in counts.items()) or "neither has a time", markup=False)
 
 
-def markdown(report: Report) -> str:
-    """The tables of a report, for the documentation.  The same report gives the same text.
-
-    Args:
-      report: what was measured.
-
-    Returns:
-      Markdown, with a heading of the third level for each kind of problem; lines end in a newline.
-
-    Example:
-      >>> print(markdown(read("benchmarks/results/cpu.json")))
-    """
-    return "\n".join([*_preface(report), *_means(report), *_kinds(report), *_shortcomings(report)]) + "\n"
-
-
-def _preface(report: Report) -> Iterator[str]:
-    world, commit = report.environment, report.environment.get("commit")
-    yield f"- Device: {world['device']}"
-    yield f"- Date: {world['date']}" + (f", commit {commit}" if commit else "")
-    yield f"- Versions: {', '.join(f'{package} {version}' for package, version in sorted(world['versions'].items()))}"
-    yield f"- Time: {report.timer}" + (f" (not CUPTI: {report.not_cupti})" if report.not_cupti else "")
-    rates = (f"{what} {rate / 1e9:.4g} G{'B' if what == 'copy' else 'FLOP'}/s" for what, rate in sorted(report.ceilings.items()))
-    if report.ceilings:
-        yield f"- Ceilings, measured in the same run: {', '.join(rates)}"
-    if report.reduced:
-        yield "- The problems are small twins of those in the suite."
-    yield from ("", *CAPTION)
-
-
-def _means(report: Report) -> Iterator[str]:
-    means = [found for kind, rows in _by_kind(report.rows).items() if (found := findings.mean(kind, rows, findings.DEFAULT, "lax"))]
-    if means:
-        yield from ("", "| kind | rows | geometric mean | least | slower than lax |", "|---|--:|--:|--:|--:|")
-    for mean in means:
-        yield f"| {mean.group} | {mean.rows} | {mean.geometric_mean:.2f}× | {mean.least:.2f}× | {mean.losers or 'none'} |"
-
-
-def _kinds(report: Report) -> Iterator[str]:
-    for kind, rows in _by_kind(report.rows).items():
-        roles = sorted({row.role for row in rows}, key=lambda role: (ROLES.index(role) if role in ROLES else len(ROLES), role))
-        yield from ("", f"### {kind}", "", f"| problem | numbers | {' | '.join(roles)} |", f"|---|---|{'--:|' * len(roles)}")
-        problems: dict[tuple[str, str], dict[str, Measured]] = {}
-        for row in rows:
-            problems.setdefault((row.problem, row.numbers), {})[row.role] = row
-        for (problem, numbers), by_role in problems.items():
-            cells = (_cell(by_role[role]) if role in by_role else "" for role in roles)
-            yield f"| {_escaped(problem)} | {_escaped(numbers)} | {' | '.join(cells)} |"
-
-
-def _cell(row: Measured) -> str:
-    ratio = findings.ratio(row, findings.DEFAULT, "lax")
-    if ratio is None:
-        return "wrong" if row.ours and findings.wrong(row, row.ours) else "not measured" if row.default else "refused"
-    cell = f"{ratio:.2f}× {row.ours} {_time(row.results[row.ours or ''])}"
-    return f"**{cell}**" if findings.standing(row, findings.DEFAULT, "lax") == findings.SLOWER else cell
-
-
-def _shortcomings(report: Report) -> Iterator[str]:
-    missed = [f"{missed} [{row.name}]" for row in report.rows for missed in findings.missed(row)]
-    faults = [f"{fault} [{row.name}]" for row in report.rows for fault in findings.faults(row)]
-    refused = findings.notes(report.rows)
-    for title, lines in (("Wrong", faults), ("Targets that were missed", missed), ("Not measured", refused)):
-        if lines:
-            yield from ("", f"### {title}", "", *(f"- {_escaped(line)}" for line in lines))
-
-
-def _by_kind(rows: Sequence[Measured]) -> dict[str, list[Measured]]:
-    order = [*KINDS, PRECISION, OTHER]
-    ordered = sorted(rows, key=lambda row: order.index(row.kind))
-    return {kind: list(members) for kind, members in itertools.groupby(ordered, key=lambda row: row.kind)}
-
-
-def _time(result: Result | Refusal | Failure | None) -> str:
+def time_of(result: Result | Refusal | Failure | None) -> str:
     if isinstance(result, Result):
         return _quartiles(result.ms)
     return "-" if result is None else "refused" if isinstance(result, Refusal) else "FAILED"
@@ -196,7 +117,3 @@ def _quartiles(ms: Sequence[float]) -> str:
 def _digits(ms: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{ms:.{max(0, 2 - math.floor(math.log10(ms)))}f}"
-
-
-def _escaped(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

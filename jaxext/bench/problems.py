@@ -15,21 +15,17 @@ operations "own" and the name), the network that a problem is from ("llama", "re
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
 import math
-import pathlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from jaxext.bench.case import Problem
+from jaxext.bench.kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp, Ragged
+from jaxext.bench.own import SUITE
 from jaxext.core.family import families
 from jaxext.core.form import Form, owner
-from jaxext.verify import cases
 
-from .case import Problem
-from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp, Ragged
-
-HERE = pathlib.Path(__file__).parent
 DEFAULT = 1e8  # operations of a twin for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
 
@@ -251,14 +247,9 @@ EXPERTS = [
     _ragged("gpt-oss experts down, half empty", (512, 0) * 16, 2880, 2880, "gpt-oss"),
 ]
 
-# The modules here that have the name of an operation's folder, with its problems: `SUITE`, with their tags, and `COMPILED`.
-OPERATIONS = [importlib.import_module(f".{name}", __package__) for name in cases.OPERATIONS if (HERE / f"{name}.py").exists()]
-OWN = [_named(problem, tags) for module in OPERATIONS for problem, tags in getattr(module, "SUITE", ())]
+OWN = [_named(problem, f"own {problem.operation} {tags}") for problem, tags in SUITE]
 
-# what kernels are compiled for
 PRODUCTS: tuple[Matmul | Conv | Ragged, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES, *EXPERTS)
-COMPILED: tuple[Any, ...] = (*PRODUCTS, *(case for module in OPERATIONS for case in getattr(module, "COMPILED", ())))
-KERNELS = tuple(dict.fromkeys(case.kernel for case in COMPILED))
 PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *OWN, *ON_CPU)
 
 

@@ -16,10 +16,9 @@ from jaxext import ops
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.kernel import KERNELS, PROBLEMS, KernelImplementation
 from jaxext.backends.triton import triton_binding
+from jaxext.bench.bench_report import Measured, Results
 from jaxext.core.implementation import hash_of
 from jaxext.tables import environment
-
-from .report import Measured, Results
 
 # Tag -> the family of kernels; a problem with none of these has the family of its operation, or is a matrix product.
 _FAMILIES = {

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from jaxext.cli import terminal
+from jaxext._messages import DTYPES as EVERY_DTYPE
+from jaxext._messages import plain
 from jaxext.core.family import names_of_implementations
 from jaxext.tuning.timing import law
 
@@ -147,7 +148,7 @@ class Measured(_Record, frozen=True, kw_only=True):
     results: Results = msgspec.field(default_factory=Results)
 
     def __post_init__(self):
-        _known("dtype", [self.dtype], terminal.DTYPES)
+        _known("dtype", [self.dtype], EVERY_DTYPE)
         for ours, targets in self.targets.items():
             _known(f"targets.{ours}", targets, TARGETS)
 
@@ -266,7 +267,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
 
 def data(report: Report) -> dict[str, Any]:
     """The content of a report's file."""
-    return terminal.plain({"schema": SCHEMA, **msgspec.to_builtins(report, enc_hook=float)})  # numpy's floats are no floats to msgspec
+    return plain({"schema": SCHEMA, **msgspec.to_builtins(report, enc_hook=float)})  # numpy's floats are no floats to msgspec
 
 
 def _text(report: Report) -> str:

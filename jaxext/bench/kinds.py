@@ -10,12 +10,11 @@ import dataclasses
 import importlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
+from jaxext.bench.case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product, ragged
 from jaxext.core.form import Form
-
-from .case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product, ragged
 
 FPROP, DGRAD, WGRAD = "fprop", "dgrad", "wgrad"
 NN, NT, TN = "nn", "nt", "tn"
@@ -38,7 +37,7 @@ class Matmul(Problem):
 
     @property
     def size(self) -> str:
-        return f"{self.B} x " * (self.B > 1) + _by((self.M, self.K, self.N))
+        return f"{self.B} x " * (self.B > 1) + by((self.M, self.K, self.N))
 
     def problem(self, role: str, numbers: str, arch: int) -> Any:
         dtypes, precision = NUMBERS[numbers]
@@ -69,9 +68,9 @@ class Matmul(Problem):
 
     def halved(self, stage: str) -> Self:
         if stage == "batch":
-            (B,) = _halved((self.B,), (2,))
+            (B,) = halved((self.B,), (2,))
             return dataclasses.replace(self, B=B)
-        M, N, K = _halved((self.M, self.N, self.K), (16, 16, 16))
+        M, N, K = halved((self.M, self.N, self.K), (16, 16, 16))
         return dataclasses.replace(self, M=M, N=N, K=K)
 
 
@@ -89,7 +88,7 @@ class Ragged(Problem):
 
     @property
     def size(self) -> str:
-        return f"{len(self.sizes)} groups, {_by((sum(self.sizes), self.K, self.N))}"
+        return f"{len(self.sizes)} groups, {by((sum(self.sizes), self.K, self.N))}"
 
     def problem(self, role: str, numbers: str, arch: int) -> Any:
         dtypes, precision = NUMBERS[numbers]
@@ -126,7 +125,7 @@ class Ragged(Problem):
         """Halve the rows, or N and K.  The number of groups stays, and empty groups stay empty."""
         if stage == "rows":
             return dataclasses.replace(self, sizes=tuple((size + 1) // 2 for size in self.sizes))
-        N, K = _halved((self.N, self.K), (16, 16))
+        N, K = halved((self.N, self.K), (16, 16))
         return dataclasses.replace(self, N=N, K=K)
 
 
@@ -154,7 +153,7 @@ class Conv(Problem):
 
     @property
     def size(self) -> str:
-        return f"{self.batch} x " * (self.batch > 1) + _by(self.x)
+        return f"{self.batch} x " * (self.batch > 1) + by(self.x)
 
     @property
     def rank(self) -> int:
@@ -258,12 +257,12 @@ class Conv(Problem):
         """Halve the batch, space or channels.  Filter, stride, padding and dilations stay, and each axis keeps more than one output."""
         n, *space, channels = self.x
         if stage == "batch":
-            batch, n = _halved((self.batch, n), (2, 2))
+            batch, n = halved((self.batch, n), (2, 2))
             return dataclasses.replace(self, batch=batch, x=(n, *space, channels))
         if stage == "space":
-            space = _halved(space, [max(_ROOM[self.rank], (r - 1) * self.dilation + 1 + self.stride) for r in self.w[:-2]])
+            space = halved(space, [max(_ROOM[self.rank], (r - 1) * self.dilation + 1 + self.stride) for r in self.w[:-2]])
             return dataclasses.replace(self, x=(n, *space, channels))
-        groups, inputs, outputs = _halved((self.groups, self.w[-2], self.w[-1] // self.groups), (2, 4, 4))
+        groups, inputs, outputs = halved((self.groups, self.w[-2], self.w[-1] // self.groups), (2, 4, 4))
         return dataclasses.replace(self, groups=groups, x=(n, *space, groups * inputs), w=(*self.w[:-2], inputs, groups * outputs))
 
 
@@ -312,9 +311,9 @@ class Mlp(Problem):
 
     def halved(self, stage: str) -> Self:
         if stage == "batch":
-            (batch,) = _halved((self.batch,), (64,))
+            (batch,) = halved((self.batch,), (64,))
             return dataclasses.replace(self, batch=batch)
-        return dataclasses.replace(self, widths=_halved(self.widths, (8,) * len(self.widths)))
+        return dataclasses.replace(self, widths=halved(self.widths, (8,) * len(self.widths)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -336,7 +335,7 @@ class Fused(Problem):
 
     @property
     def size(self) -> str:
-        return _by((self.M, self.K, self.N))
+        return by((self.M, self.K, self.N))
 
     @property
     def gated(self) -> bool:
@@ -357,7 +356,7 @@ class Fused(Problem):
         return self.operation, {"activation": self.activation}, epilogue(role, self.K)
 
     def halved(self, stage: str) -> Self:
-        M, N, K = _halved((self.M, self.N, self.K), (16, 16, 16))
+        M, N, K = halved((self.M, self.N, self.K), (16, 16, 16))
         return dataclasses.replace(self, M=M, N=N, K=K)
 
 
@@ -376,7 +375,7 @@ class Labelled(Problem):
         each = max(2, round((flops / 2) ** (1 / len(form.free))))
         sizes = (each,) * len(form.free)
         roles, tags = tuple(form.roles.values()), frozenset({form.name})
-        return cls(name=f"{form.name}, {_by(sizes)}", form=form, sizes=sizes, roles=roles, numbers=("tf32",), tags=tags)
+        return cls(name=f"{form.name}, {by(sizes)}", form=form, sizes=sizes, roles=roles, numbers=("tf32",), tags=tags)
 
     @property
     def products(self) -> tuple[str, ...]:
@@ -384,7 +383,7 @@ class Labelled(Problem):
 
     @property
     def size(self) -> str:
-        return _by(self.sizes)
+        return by(self.sizes)
 
     def flops(self, role: str) -> float:
         return 2.0 * math.prod(self.sizes)
@@ -401,46 +400,16 @@ class Labelled(Problem):
         return self.form.name, {}, bilinear(self.form, role, {slot: self._shape(slot) for slot in self.form.slots})
 
     def halved(self, stage: str) -> Self:
-        return dataclasses.replace(self, sizes=_halved(self.sizes, (2,) * len(self.sizes)))
+        return dataclasses.replace(self, sizes=halved(self.sizes, (2,) * len(self.sizes)))
 
 
-def _by(sizes: Sequence[int]) -> str:
+def by(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def _halved(sizes: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
+def halved(sizes: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
     """The sizes with the largest one halved that can be, if any.  Odd sizes stay odd, even sizes even."""
     halves = [size // 2 | 1 if size % 2 else (size + 2) // 4 * 2 for size in sizes]
     may = [i for i, half in enumerate(halves) if least[i] <= half < sizes[i]]
     largest = max(may, key=lambda i: sizes[i], default=None)
     return tuple(halves[i] if i == largest else size for i, size in enumerate(sizes))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Own(Problem):
-    """The base class of operations of jaxext's own, beside which lax's users' way to write them is measured (`COMPOSITIONS` of case.py).
-
-    Each role is one program.
-    """
-
-    roles: tuple[str, ...] = ("forward",)
-
-    operation: ClassVar[str]
-    compiled: ClassVar[tuple[str, ...]] = ()  # the roles of the compile sweeps
-    least: ClassVar[Mapping[str, Mapping[str, int]]]  # stage -> the sizes that are halved together, and the smallest of each
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        return self.compiled
-
-    @property
-    def size(self) -> str:
-        return _by([getattr(self, name) for sizes in self.least.values() for name in sizes])
-
-    def _function(self, role: str) -> tuple[str, Any, Any]:
-        return self.operation, {}, lambda op: op
-
-    def halved(self, stage: str) -> Self:
-        least = self.least[stage]
-        sizes = _halved([getattr(self, name) for name in least], [*least.values()])
-        return dataclasses.replace(self, **dict(zip(least, sizes, strict=True)))

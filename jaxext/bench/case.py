@@ -117,7 +117,7 @@ class Case:
 
 def _operation(library: str, name: str) -> Callable:
     if name in COMPOSITIONS:
-        return COMPOSITIONS[name] if library == "lax" else _ours(_OF_ARRAYS.get(name) or getattr(jaxext, name), library)
+        return COMPOSITIONS[name] if library == "lax" else _ours(OF_ARRAYS.get(name) or getattr(jaxext, name), library)
     if declared := next((form for form, _ in owner.values() if form.name == name), None):
         return functools.partial(_definition, declared) if library == "lax" else _ours(extend.Bilinear(declared), library)
     if library == "lax":
@@ -147,13 +147,9 @@ def _gated(x, weights, *, activation: str, precision=None) -> jax.Array:
     return _ACTIVATIONS[activation](gate) * up
 
 
-def _quantized(x, qvalue, scale, **how) -> jax.Array:
-    return jaxext.quantized_matmul(x, jaxext.quantization.Quantized(qvalue, scale), **how)
-
-
-_OF_ARRAYS: Mapping[str, Callable] = {"quantized_matmul": _quantized}  # operations of more than arrays
-# What has no namesake in lax, as lax's users write it.  The benchmark of each of jaxext's own operations adds its own.
+# What has no namesake in lax, as lax's users write it.  own.py adds jaxext's own operations.
 COMPOSITIONS: dict[str, Callable] = {"linear": _linear, "gated_linear_unit": _gated}
+OF_ARRAYS: dict[str, Callable] = {}  # operations of more than arrays
 _ACTIVATIONS: Mapping[str, Callable] = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from .report import RATIOS, THEIRS, Failure, Measured, Quartiles, Refusal, Report, Result, libraries, ours
+from jaxext.bench.bench_report import RATIOS, THEIRS, Failure, Measured, Quartiles, Refusal, Report, Result, libraries, ours
 
 LEAST = 0.05  # of the median: what two runs of one program differ by anyway
 

@@ -10,8 +10,6 @@ import argparse
 import contextlib
 import dataclasses
 import faulthandler
-import functools
-import importlib.util
 import json
 import math
 import pathlib
@@ -26,18 +24,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 import jaxext
+from jaxext.bench import bench_report as report
+from jaxext.bench import bench_tables as tables
+from jaxext.bench import cells, findings, problems
+from jaxext.bench.case import PLAIN, Case, Problem, kind
+from jaxext.bench.digests import current
+from jaxext.bench.heap import keep_freed_memory
+from jaxext.bench.targets import in_order, targets
 from jaxext.cli.arguments import module
 from jaxext.cli.terminal import UsageError, count, make_folders, says_json, tell
 from jaxext.tables import environment
 from jaxext.tuning import timing
-
-from . import cells, findings, headline, headline_run, pictures, problems, report, tables
-from .case import PLAIN, Case, Problem, kind
-from .digests import current
-from .headline import HEADLINE, PATHOLOGICAL
-from .headline_worker import Hello, Worker, serve
-from .heap import keep_freed_memory
-from .targets import in_order, targets
 
 ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "backward", "step")
 UNFOLDED = 240  # columns of tables in files and pipes
@@ -70,27 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
     how.add_argument("--brief", action="store_true", help="on a GPU, times of kernels with a cold L2 alone")
-    few = f"the {len(HEADLINE) + len(PATHOLOGICAL)} headline rows alone, ours first, each result by a process that is replaced if it hangs"
-    how.add_argument("--headline", action=_Headline, nargs=0, default=False, help=few)
     how.add_argument("--resume", action="store_true", help="go on with the report in --json: last with cases in which a run died or ended")
     told = parser.add_argument_group("what becomes of it")
     told.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
     says_json(told)
-    told.add_argument(
-        "--plot", type=_picture, metavar="PATH", help="a picture of the ratios, and one of the roofline beside it: .png, .svg"
-    )
-    told.add_argument("--markdown", type=pathlib.Path, metavar="PATH", help="write the tables in Markdown, as in the documentation")
     told.add_argument("--read", metavar="REPORT", help="say what is in a report of before, and measure nothing")
     told.add_argument(
         "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="say what changed from one report to another, and measure nothing"
     )
-
-
-class _Headline(argparse.Action):
-    """Asks for no device here: the process that measures needs all of its memory."""
-
-    def __call__(self, parser, namespace, values, option=None):
-        namespace.headline, namespace.needs_device = True, False
 
 
 def run(options: argparse.Namespace) -> int:
@@ -108,18 +92,9 @@ def run(options: argparse.Namespace) -> int:
     if options.resume and options.json in (None, "-"):
         raise UsageError("--resume: name the report to continue with --json")
     if options.compare:
-        if options.plot or options.markdown:
-            raise UsageError("--compare: takes neither --plot nor --markdown")
         return _compare(options, console)
-    if options.plot and not importlib.util.find_spec("matplotlib"):
-        raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
-    if options.read and options.headline:
-        print(headline_run.summary(_stored(options.read, "--read")))
-        return 0
     if options.read:
-        return _conclude(options, _stored(options.read, "--read"), console)
-    if options.headline:
-        return _headline(options, console)
+        return _conclude(options, stored(options.read, "--read"), console)
     kept = keep_freed_memory()  # before anything asks jax for a device
     chosen, libraries = cases(options), _libraries(options)
     if options.list:
@@ -131,7 +106,8 @@ def run(options: argparse.Namespace) -> int:
     return _measured(options, chosen, libraries, console, kept)
 
 
-def _stored(path: str, option: str) -> report.Report:
+def stored(path: str, option: str) -> report.Report:
+    """Read a report; a UsageError says what is wrong with the option."""
     try:
         return report.read(path)
     except (OSError, ValueError) as error:
@@ -178,45 +154,12 @@ def _libraries(options: argparse.Namespace) -> list[str]:
     return [library for library in known if library in asked]
 
 
-def _headline(options: argparse.Namespace, console: Console) -> int:
-    """The headline rows, whose report is written after each result."""
-    chosen, until = headline.cases(options.quick), time.monotonic() + 60 * options.minutes
-    if options.list:
-        print(*(case.name for case in chosen), sep="\n")
-        return 0
-
-    def begin(hello: Hello) -> report.Report:
-        facts = {"timer": hello.timer, "choice of --quick": options.quick, **hello.environment}
-        if before := _before(options, facts):
-            return structs.replace(before, interrupted=True, left_out=(), environment=hello.environment, state=hello.state)
-        return report.Report(
-            environment=hello.environment,
-            timer=hello.timer,
-            not_cupti=hello.not_cupti,
-            reduced=options.quick,
-            trial=options.quick,
-            ceilings={},
-            state=hello.state,
-            interrupted=True,
-        )
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
-
-    try:
-        whole = headline_run.run(chosen, Worker(serve, options.quick), begin, functools.partial(_write, options), until, say)
-    except RuntimeError as error:
-        raise UsageError(f"--headline: {error}") from None
-    say(headline_run.summary(whole))
-    return 130 if whole.interrupted else int(any(map(findings.faults, whole.rows)))
-
-
 def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: list[str], console: Console, kept: bool) -> int:
     start = time.monotonic()
     clock, why_not = timing.timer()
     world = environment.report()
     timer = clock.name + (", freed memory kept" if kept and isinstance(clock, timing.Wall) else "")
-    before = _before(options, {"timer": timer, "choice of --quick": options.quick, **world})
+    before = begun_before(options, {"timer": timer, "choice of --quick": options.quick, **world})
     ceilings = cells.ceilings(sorted({case.dtype for case in chosen}), clock, options.quick, before.ceilings if before else {})
     whole = report.Report(
         environment=world,
@@ -239,11 +182,11 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: li
     return _conclude(options, _with_rows(options, whole, chosen, how, console, start + 60 * options.minutes), console)
 
 
-def _before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Report | None:
+def begun_before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Report | None:
     """The report to resume, if there is one: of the same device and versions."""
     if not options.resume or not pathlib.Path(options.json).exists():
         return None
-    before = _stored(options.json, "--resume")
+    before = stored(options.json, "--resume")
     other = {"timer": before.timer, "choice of --quick": before.trial, **before.environment}
     may_differ = {"date", "command", "commit", "sources"} | (
         {"processor", "cores"} if world.get("capability") else set()
@@ -335,39 +278,15 @@ def _conclude(options: argparse.Namespace, whole: report.Report, console: Consol
         print(json.dumps(report.data(whole), indent=1))
     elif options.json:
         console.print(f"written: {options.json}", markup=False, soft_wrap=True)
-    if options.markdown:
-        options.markdown.write_text(tables.markdown(whole))
-    drawn = not options.plot or _draw(options.plot, whole, console)
     if whole.interrupted:
         console.print(f"interrupted after {len(whole.rows)} cases", style="bold yellow")
         console.print(f"begun and not ended: {'; '.join(whole.begun) or 'none'}", markup=False)
         return 130
-    return 0 if drawn and not any(map(findings.faults, whole.rows)) else 1
-
-
-def _picture(text: str) -> pathlib.Path:
-    path = pathlib.Path(text)
-    if path.suffix not in (".png", ".svg"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no path that ends in .png or .svg")
-    return path
-
-
-def _draw(path: pathlib.Path, whole: report.Report, console: Console) -> bool:
-    """Draw both pictures and return whether that succeeded; a report may have nothing to draw."""
-    done = []
-    for draw, to in ((pictures.ratios, path), (pictures.roofline, path.with_stem(f"{path.stem}_roofline"))):
-        try:
-            draw(whole, to)
-        except ValueError as error:
-            console.print(f"not drawn: {to}: {error}", style="bold red", markup=False, soft_wrap=True)
-        else:
-            console.print(f"drawn: {to}", markup=False, soft_wrap=True)
-            done.append(to)
-    return len(done) == 2
+    return int(any(map(findings.faults, whole.rows)))
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
-    comparison = findings.compare(*(_stored(path, "--compare") for path in options.compare))
+    comparison = findings.compare(*(stored(path, "--compare") for path in options.compare))
     tables.print_comparison(comparison, console)
     if options.json:
         tell(options, dataclasses.asdict(comparison))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .case import Case
+from jaxext.bench.case import Case
 
 # cuBLAS's cudaDataType_t and cublasComputeType_t: float32 as XLA takes it by default, that is as TF32.
 TYPES = {"bfloat16": (14, 68), "float16": (2, 68), "float32": (0, 77)}

@@ -1,11 +1,13 @@
-"""The products of scaled numbers for which Triton kernels are compiled."""
+"""The problems for which Triton kernels are compiled: those of the suite, and some that only kernels have."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from .kinds import NN, NT, TN
+from jaxext.bench.kinds import NN, NT, TN
+from jaxext.bench.own import Causal, Gram
+from jaxext.bench.problems import PRODUCTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Format:
     packed: bool = False
 
 
-# Of `benchmarks.quantized`; 8-bit floats in squares are those of DeepSeek-V3.
+# Those of benchmarks/quantized.py; 8-bit floats in squares are those of DeepSeek-V3.
 FORMATS = {
     "fp8 rows": Format(("fp8e4nv", "fp8e4nv", "bf16"), ("x", "w"), (1, None, 1)),
     "fp8 squares": Format(("fp8e4nv", "fp8e4nv", "bf16"), ("x", "w"), (1, 128, 128)),
@@ -64,10 +66,25 @@ class Scaled:
         )
 
 
-COMPILED = (
+BOTH: Any = dict(numbers=("bf16", "fp32"))
+PLAIN: Any = dict(numbers=("bf16", "tf32"))
+OWN = (
+    Causal(name="causal k=4, 8x2048x5376", N=8, T=2048, C=5376, tags=frozenset({"sweep"}), **BOTH),
+    Causal(name="causal k=4, 1x16384x12288", N=1, T=16384, C=12288, **BOTH),
+    Causal(name="causal k=4 with a state", N=8, T=2048, C=5376, state=True, **BOTH),
+    Causal(name="causal k=4, packed", N=1, T=16384, C=5376, idx=True, **BOTH),
+    Causal(name="causal k=2, 4x1024x2048", N=4, T=1024, C=2048, k=2, **BOTH),
+    Causal(name="causal k=8, 4x1024x2048", N=4, T=1024, C=2048, k=8, **BOTH),
     Scaled(name="scaled 4096 cubed", M=4096, K=4096, N=4096, tags=("sweep",), numbers=("fp8 rows", "fp8 squares", "int4")),
     Scaled(name="scaled 4096 cubed in fp8, for w", M=4096, K=4096, N=4096, numbers=("fp8 rows", "fp8 squares"), products=(TN,)),
     Scaled(name="scaled 4096 cubed by other means", M=4096, K=4096, N=4096, numbers=("int8 both", "int8", "int4 fine", "fp32 int8")),
     Scaled(name="scaled llama 8B up, 16 rows", M=16, K=4096, N=14336, numbers=("int8", "int4", "fp8 rows"), products=(NN,)),
     Scaled(name="scaled odd sizes", M=4095, K=4096, N=510, numbers=("fp8 rows", "int8", "int4")),
+    Gram(name="gram 4096x4096", M=4096, K=4096, tags=frozenset({"sweep"}), **PLAIN),
+    Gram(name="gram 4096x4096 with an addend", M=4096, K=4096, addend=True, tags=frozenset({"sweep"}), **PLAIN),
+    Gram(name="gram 1024x4096", M=1024, K=4096, **PLAIN),
+    Gram(name="gram 4096x4096 in parts", M=4096, K=4096, numbers=("tf32x3", "bf16x6", "ieee")),
+    Gram(name="gram of odd sizes", M=4095, K=511, **PLAIN),
 )
+COMPILED: tuple[Any, ...] = (*PRODUCTS, *OWN)
+KERNELS = tuple(dict.fromkeys(case.kernel for case in COMPILED))

@@ -19,15 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxext
+from jaxext.bench import cublas
+from jaxext.bench.bench_report import Default, Failure, Measured, Refusal, Result, Results
+from jaxext.bench.case import PLAIN, Case
+from jaxext.bench.digests import digests
+from jaxext.bench.kinds import Matmul
 from jaxext.tables import environment
 from jaxext.tuning import random_operands, timing
 from jaxext.tuning.timing import Chain, Clock, Cupti, Program, Sampler
-
-from . import cublas
-from .case import PLAIN, Case
-from .digests import digests
-from .kinds import Matmul
-from .report import Default, Failure, Measured, Refusal, Result, Results
 
 PATIENCE_S = 5.0  # of all samples of a row by one clock; then there are only the least
 REFUSED = "does not support this call: "  # as jaxext says it of an implementation

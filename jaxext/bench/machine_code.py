@@ -1,18 +1,20 @@
-"""Reads machine code by NVIDIA's tools, without a GPU: the instructions in a disassembly.
+"""Reads machine code by NVIDIA's tools, without a GPU: the code in the compiled module, and the instructions in a disassembly.
 
 The tools are those in Triton's wheel, or else those of a CUDA toolkit on the PATH.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import pathlib
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?(\w[\w.]*)(.*);", re.MULTILINE)
 _FUNCTION = re.compile(r"Function : (\w+)\n")
 
@@ -63,3 +65,26 @@ def access_bytes(modifiers: list[str]) -> int:
     """The bytes of one memory access: `.128` and the like give bits, `.U16` or `.S8` a short one; the default is a word."""
     widths = [int(m) // 8 for m in (modifier.lstrip("US") for modifier in modifiers) if m in ("8", "16", "32", "64", "128", "256")]
     return widths[-1] if widths else 4
+
+
+def own() -> pathlib.Path | None:
+    """The module compiled with jaxext.  It is read but not loaded, so it need not fit this jaxlib."""
+    spec = importlib.util.find_spec("jaxext._cuda_module")
+    return pathlib.Path(spec.origin) if spec and spec.origin else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """A compile unit's code for one architecture."""
+
+    arch: str
+    source: str  # "code" or "PTX"
+    path: pathlib.Path
+
+
+def images(module: pathlib.Path, folder: pathlib.Path, archs: Collection[int]) -> list[Image]:
+    for kind in ("elf", "ptx"):
+        tool("cuobjdump", f"-x{kind}", "all", module.resolve(), cwd=folder)
+    compiled = [Image(path.suffixes[-2].removeprefix(".sm_"), "code", path) for path in sorted(folder.glob("*.cubin"))]
+    assembled = [Image(str(arch), "PTX", path) for path in sorted(folder.glob("*.sm_90.ptx")) for arch in NEWER]
+    return [image for image in compiled + assembled if not archs or int(image.arch.rstrip("af")) in archs]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Mapping
 
-from .case import STEP, Case
-from .kinds import CONV_ROLES, DGRAD, FPROP, MATMUL_ROLES, NN, NT, TN, WGRAD
+from jaxext.bench.case import STEP, Case
+from jaxext.bench.kinds import CONV_ROLES, DGRAD, FPROP, MATMUL_ROLES, NN, NT, TN, WGRAD
 
 Targets = Mapping[str, Mapping[str, float]]  # implementation -> what is compared -> the least
 
