@@ -139,7 +139,7 @@ $(VENV)/.demo: pyproject.toml CMakeLists.txt
 	$(if $(filter OFF,$(JAXEXT_CUDA)),,$(cuda_tools))
 	$(install) $(if $(filter OFF,$(JAXEXT_CUDA)),--quiet,--verbose) --editable '.[demo]'
 	touch $@
-$(ready): $(VENV)/.demo ptxsim/pyproject.toml
+$(ready): $(VENV)/.demo $(wildcard ptxsim/pyproject.toml)
 	$(install) --quiet --editable '.[test]' --editable ./ptxsim
 	# what jax-triton imports; it needs no GPU, and is made for Linux, like Triton
 	[ "$$(uname)" != Linux ] || $(pip) install --no-compile --no-deps "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"

@@ -12,7 +12,7 @@ DATA = {".json", ".jsonl", ".csv", ".npz"}
 PICTURES = {".svg", ".png", ".ipynb"}
 
 
-def counted() -> None:
+def print_counts() -> None:
     lines, words, data = collections.Counter(), 0, 0
     for name in subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines():
         path = pathlib.Path(name)
@@ -26,7 +26,7 @@ def counted() -> None:
     print(f"{'in all':<12}{lines.total():>9,} lines\n{'docs':<12}{words:>9,} words\n{'data':<12}{data:>9,} bytes")
 
 
-def packaged(folder: pathlib.Path) -> None:
+def print_package_sizes(folder: pathlib.Path) -> None:
     sdist = "import sys, scikit_build_core.build as build; build.build_sdist(sys.argv[1])"
     subprocess.run([sys.executable, "-c", sdist, str(folder)], check=True, stdout=subprocess.DEVNULL)
     wheel = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", f"--wheel-dir={folder}", "."]
@@ -36,6 +36,6 @@ def packaged(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    counted()
+    print_counts()
     with tempfile.TemporaryDirectory() as temporary:
-        packaged(pathlib.Path(temporary))
+        print_package_sizes(pathlib.Path(temporary))

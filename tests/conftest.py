@@ -47,7 +47,7 @@ def verified(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_outlives_the_module():
-    """Registrations end with it, and compiled programs, which would fill the memory."""
+    """Drop a module's registrations after it, and its compiled programs, which would fill the memory."""
     with registrations.undone():
         yield
     jax.clear_caches()
@@ -72,18 +72,21 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no GPU here" + how))
         elif interpreting and not of_kernels:
             item.add_marker(pytest.mark.skip(reason="TRITON_INTERPRET is 1: only tests/kernels"))
-    quick = [item for item in items if item.get_closest_marker("sampled") and not item.get_closest_marker("slow")]
-    kept = sampled(quick, lambda item: item.get_closest_marker("sampled").args[0])
-    for item in quick:
-        if item not in kept:
-            item.add_marker("slow")
+    here = [item for item in items if not item.get_closest_marker("skip")]
+    quick = [item for item in here if item.get_closest_marker("sampled") and not is_slow(item)]
+    for item in {*quick} - sampled(quick, lambda item: item.get_closest_marker("sampled").args[0]):
+        item.add_marker("slow")
     if limit := int(os.environ.get("JAXEXT_TESTS_PER_FUNCTION", "0")):
-        kept = sampled(items, lambda item: limit)
+        kept = sampled(here, lambda item: limit)
         items[:] = [item for item in items if item in kept]
 
 
+def is_slow(item):
+    return item.get_closest_marker("slow") is not None
+
+
 def sampled(items, limit):
-    """Return at most `limit(test)` tests of each function: those whose parameters make the most pairs."""
+    """Return at most `limit(test)` tests of each function, those of the long tail last."""
     functions = collections.defaultdict(list)
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
@@ -91,24 +94,24 @@ def sampled(items, limit):
 
 
 def covering(items, count):
-    """Return so many tests of a function, each with the most pairs of words in its name that those before it have not."""
+    """Return so many tests of a function: each has the most values that those before it have not, then pairs of values, then words."""
     if len(items) <= count:
         return items
     places = sorted(range(len(items)), key=lambda at: f"{at:016b}"[::-1])  # spread evenly, however many are taken
-    rest = {items[at]: pairs(items[at]) for at in places}
-    chosen, seen = [], set()
+    rest = {items[at]: parameters(items[at]) for at in places}
+    chosen, seen = [], (set(), set(), set())
     for _ in range(count):
-        best = max(rest, key=lambda item: len(rest[item] - seen))
-        seen |= rest.pop(best)
+        best = max(rest, key=lambda item: (not is_slow(item), *(len(found - known) for found, known in zip(rest[item], seen, strict=True))))
+        for found, known in zip(rest.pop(best), seen, strict=True):
+            known |= found
         chosen.append(best)
     return chosen
 
 
-def pairs(item):
-    """Return the pairs of words in the values of a test's parameters, and each word alone."""
-    values = item.nodeid.partition("[")[2].split("-")
-    words = [(at, word) for at, value in enumerate(values) for word in re.findall(r"\w+", value)]
-    return set(itertools.combinations_with_replacement(words, 2))
+def parameters(item):
+    """Return the values of a test's parameters, the pairs of them, and the words in them."""
+    values = list(enumerate(item.nodeid.partition("[")[2].split("-")))
+    return set(values), set(itertools.combinations(values, 2)), {(at, word) for at, value in values for word in re.findall(r"\w+", value)}
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -48,13 +49,15 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def _gelu_tanh(z: jax.Array) -> jax.Array:
-    """jax's function.  Its own derivative has 1 - tanh(u)^2, whose rounding errors are multiplied by z^3 where it is small."""
+    """Return jax.nn.gelu(z, approximate=True).  What jax derives of it has 1 - tanh(u)^2, small differences whose errors z^3 multiplies."""
     return jax.nn.gelu(z, approximate=True)
 
 
 @_gelu_tanh.defjvp
 def _(primals, tangents):
     (z,), (dot,) = primals, tangents
+    if jnp.issubdtype(z.dtype, jnp.complexfloating):  # what follows is for real numbers
+        return jax.jvp(functools.partial(jax.nn.gelu, approximate=True), primals, tangents)
     a, b = math.sqrt(8 / math.pi), math.sqrt(8 / math.pi) * 0.044715
     y, slope = _logistic(z * (a + b * (z * z)))  # (1 + tanh(u)) / 2 is the logistic function of 2u
     return _gelu_tanh(z), dot * (y + z * slope * (a + 3 * b * (z * z)))

@@ -112,7 +112,7 @@ def _product(eqn: Any, derived: Sequence[bool], arrays: Sequence[Any], dtype: An
 
 
 def split_as(x: jax.Array, axes: Sequence[str], others: Sequence[str]) -> NamedSharding | None:
-    """On an explicit mesh, the sharding of an array with the axes `others`, each split as in x, which has the axes `axes`."""
+    """Return the sharding, on an explicit mesh, of an array with the axes `others`, each split as in x, which has the axes `axes`."""
     sharding = partition.explicit(jax.typeof(x))
     return None if sharding is None else partition.renamed(sharding, axes, others)
 

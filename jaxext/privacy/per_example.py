@@ -147,12 +147,12 @@ class Batch:
         return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
     def zeros(self, dtype: Any, like: Any = 0.0) -> jax.Array:
-        """Zeros like an array for each example, sharded and varying as the examples are, and further as the array is."""
+        """Return zeros like an array for each example: the first axis is sharded as the examples, the others as the array."""
         leaves = jax.tree.leaves(self.examples)
-        of_examples, of_array = map(jax.typeof, (leaves[0], like))
-        sharding = partition.explicit(of_examples)
-        sharding = None if sharding is None else NamedSharding(sharding.mesh, P(sharding.spec[0], *of_array.sharding.spec))
-        zeros = jnp.zeros((leaves[0].shape[0], *of_array.shape), dtype, device=sharding)
+        example_type, array_type = map(jax.typeof, (leaves[0], like))
+        sharding = partition.explicit(example_type)
+        sharding = None if sharding is None else NamedSharding(sharding.mesh, P(sharding.spec[0], *array_type.sharding.spec))
+        zeros = jnp.zeros((leaves[0].shape[0], *array_type.shape), dtype, device=sharding)
         return _compat.align_varying(zeros, *leaves)[0]
 
     def varying(self, parameters: tuple) -> tuple:

@@ -16,10 +16,10 @@ import sys
 
 HERE = pathlib.Path(__file__).parent
 PASSED = HERE / "passed.txt"
-SOURCES = {".cc", ".cu", ".h", ".py", ".toml", ".txt"}
+SOURCES = {".cc", ".cu", ".h", ".md", ".py", ".toml", ".txt"}
 
 
-def line() -> str:
+def digest_line() -> str:
     """Return a digest of all sources, and the versions of the compilers whose code the tests run."""
     paths = [path for path in sorted(HERE.parent.rglob("*")) if path.suffix in SOURCES and path != PASSED]
     digest = hashlib.sha256(b"".join(path.relative_to(HERE.parent).as_posix().encode() + path.read_bytes() for path in paths)).hexdigest()
@@ -36,6 +36,6 @@ def version(compiler: str) -> str:
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PASSED.write_text(line())
+        PASSED.write_text(digest_line())
     else:
-        sys.exit(not PASSED.exists() or PASSED.read_text() != line())
+        sys.exit(not PASSED.exists() or PASSED.read_text() != digest_line())

@@ -12,7 +12,7 @@ from jaxext.tuning.walk import walk
 MODULES = {"dm-haiku": "haiku"}  # where it is not the package's name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore")  # of others' packages
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", models.NETWORKS)

@@ -21,7 +21,6 @@ checked = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vm
 SPLITS = ((DOT, "NCK"), (DOT_BATCHED, "BCK"), (CONV1D, "NCK"), (CONV2D, "NCK"), (GROUPED, "N"), (DEPTHWISE, "N"), (CAUSAL, "N"))
 
 
-@pytest.mark.sampled(5)
 @checked
 @pytest.mark.parametrize(("problem", "labels"), SPLITS, ids=str)
 def test_every_role_with_every_label_split(problem, labels, check_vma):

@@ -73,7 +73,6 @@ def fori(ops, x, w):
     return lax.fori_loop(0, 3, lambda i, x: step(ops, x, w) + i.astype(x.dtype), x)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", [scanned, scanned_with_the_filter_outside, remat_in_scan, mapped, branched, fori])
 def test_control_flow(program):
     """Values, gradients, tangents and examples of a batch go through as they do with lax."""

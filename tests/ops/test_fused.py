@@ -124,6 +124,15 @@ def test_nothing_cancels_in_the_derivative_of_gelu_tanh(dtype):
     np.testing.assert_allclose(second, root / 2, rtol=1e-6)  # where |u| has a kink
 
 
+def test_the_derivative_of_gelu_tanh_of_complex_numbers():
+    """It is an analytic function."""
+    z = np.array([1 + 1j, 2 - 1j, -3 + 0.5j], np.complex128)
+    _, got = jax.jvp(lambda z: jaxext.linear(z[:, None], jnp.ones((1, 1), z.dtype), activation="gelu_tanh")[:, 0], (z,), (np.ones_like(z),))
+    h = 1e-6
+    want = (jax.nn.gelu(z + h, approximate=True) - jax.nn.gelu(z - h, approximate=True)) / (2 * h)
+    np.testing.assert_allclose(got, want, rtol=1e-7)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "sigmoid", None], ids=name_of)
@@ -167,7 +176,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_conv_bias_act(case, dtype):

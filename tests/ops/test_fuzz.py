@@ -98,7 +98,6 @@ def call_like(op) -> int:
     raise AssertionError
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "op, seeds, wrong",
     [

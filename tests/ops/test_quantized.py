@@ -65,7 +65,6 @@ EACH = [
 ]
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("scales", "layout"), EACH)
 def test_scales_and_layouts(scales, layout):
     """Products are exact in each layout of the operands, with scales of several dtypes."""

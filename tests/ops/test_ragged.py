@@ -156,7 +156,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_way_to_compute(way, dtype, monkeypatch):

@@ -63,7 +63,6 @@ def check_against_lax(cases, dtype, **kwargs):
                 check(y, y_lax, true)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first", range(0, len(CASES), 8))
 def test_every_case_with_its_gradients(first):
     """float32 against float64; and bfloat16 to float32, which lax's convolution cannot differentiate, on integers, bit for bit."""
@@ -85,7 +84,6 @@ OF_ALL_DTYPES = [
 ]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, jnp.bfloat16, *F8, np.complex64, np.complex128], ids=lambda d: np.dtype(d).name)
 def test_dtypes(dtype):
     check_against_lax(OF_ALL_DTYPES, dtype)

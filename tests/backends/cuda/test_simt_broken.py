@@ -199,7 +199,7 @@ def check(simulator, family, faults, number, shifts):
 SOUND = [*((family, {}) for family in BROKEN), (DEPTHWISE, {"x": 4}), (DEPTHWISE, {"y": 4}), (CAUSAL, {"x": 4})]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family, shifts", SOUND, ids=str)
 def test_kernels_of_which_no_piece_is_taken_are_right(simulator, family, shifts):
     check(simulator, family, [fault for fault in BROKEN[family][0] if SHIFTED.get(fault) == shifts or not shifts], -1, shifts)

@@ -107,7 +107,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):

@@ -168,7 +168,6 @@ EVERY = [("dense", "same"), ("depthwise", "dilated"), ("batched", "scalar"), ("b
 EVERY += [("batched groups", "strided"), ("grouped", "transposed")]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("sizes", "geometry"), EVERY)
 def test_every_algorithm_that_a_table_may_name(sizes, geometry):
     """The result is exact, whichever algorithm runs."""
@@ -387,7 +386,6 @@ def test_error_is_of_the_order_of_lax(name, open, sizes, window, partitioned):
 
 
 # XLA refuses every shard_map of empty arrays alone, as the operands of "zeros" are here.
-@pytest.mark.sampled(3)
 @over([plan for plan in ALGORITHMS_AND_ROLES if plan[0] != "zeros"])
 def test_under_shard_map(name, open, sizes, window, partitioned):
     """Each device does one of two problems; a carry of a loop that forgets its varying axes is an error here."""
@@ -627,7 +625,7 @@ CROPPED = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtypes", [("float32",) * 3, ("float16", "float16", "float32"), ("bfloat16",) * 3], ids="-".join)
 @pytest.mark.parametrize("name", CROPPED)
 @pytest.mark.usefixtures("long_run")
