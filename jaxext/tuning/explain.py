@@ -99,8 +99,10 @@ def _folded(text: str, first: str, others: str) -> str:
 def _computed(row: Explained) -> str:
     """Return how a product is computed, for the summary."""
     algorithm = row.how.partition(" ")[0]
-    if row.chosen != "xla" or algorithm in COMPOSED:
+    if row.chosen != "xla":
         return f"by {row.chosen or 'nothing'}"
+    if algorithm in COMPOSED:
+        return "composed"
     return "as lax" if algorithm in AS_LAX else "rewritten"
 
 

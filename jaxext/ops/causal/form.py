@@ -79,7 +79,8 @@ def refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wanted
     if not fits:
         raise TypeError(f"{name}: x has the shape {x.shape}, want {wanted}")
     if w.ndim != 2 or w.shape[0] < 1 or w.shape[1] != x.shape[-1]:
-        raise TypeError(f"{name}: w has the shape {w.shape}, want (k, {x.shape[-1]}) with at least one tap")
+        wanted = f"(k, {x.shape[-1]}) with at least one tap, since x has the shape {x.shape}, channels last"
+        raise TypeError(f"{name}: w has the shape {w.shape}, want {wanted}")
     for argument in ("x", "w"):
         if not jnp.issubdtype(arrays[argument].dtype, jnp.inexact):
             raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want floating-point numbers")
