@@ -22,7 +22,6 @@ from calls import each
 from ptxsim import LATE, Fault, Module
 from triton_kernels import CALLS, Call, call, kernel_module, skip_without_compiler
 
-from benchmarks import compiled
 from jaxext.bench import triton_ptx
 from jaxext.bench.kinds import Matmul
 from jaxext.bench.problems import PRODUCTS, reduced
@@ -193,7 +192,7 @@ def test_sums_of_halves_of_indices():
     """This gradient read its sources one row too high on an H100: ptxas before CUDA 13.2 got the sums of its rows and 1 wrong."""
     problem = test_conv.a_problem("dgrad", N=3, C=136, K=264, input=(29, 28), dtypes=("fp16",) * 3, arch=90)
     gradient = Call("conv", problem, kernel_module("conv").Config(tile_m=128, tile_n=128, tile_k=64, num_warps=8, splits=5))
-    with mock.patch.object(compiled, "repaired", lambda ptx: ptx):
+    with mock.patch.object(triton_ptx, "repaired", lambda ptx: ptx):
         assert "add.s16x2" in str(triton_ptx.compile_launch(gradient.launch, problem).asm["ptx"])
     assert "16x2" not in gradient.ptx
     operands = gradient.operands(integers=True)
