@@ -141,7 +141,7 @@ class Operation(Labelled):
 
     def bind(self, operands: Mapping[str, jax.Array], static: Static, *, wanted: Sequence[str]) -> dict[str, jax.Array]:
         """The wanted results, by name."""
-        args = primitive.prepare(self, *(operands[name] for name in self.inputs))
+        args = primitive.prepare(self, *partition.place_on_one_mesh([operands[name] for name in self.inputs]))
         return dict(zip(wanted, self.primitive.bind(*args, wanted=tuple(wanted), static=static), strict=True))
 
     def call(self, open, avals, *, static, wanted=(), platform, arch, partitioner) -> Call:
