@@ -22,7 +22,7 @@ import jaxext
 from jaxext.bench.own import causal_by_lax as by_lax
 from jaxext.tuning import timing
 
-from .race import race, run
+from .race import outcome, race, run
 
 SHAPES = (  # N, T, C, k
     *((4, 2048, 512, 4), (1, 4096, 256, 4), (8, 512, 256, 4), (2, 1024, 1024, 2), (2, 1024, 512, 3), (1, 128, 64, 4)),
@@ -93,11 +93,7 @@ def rows(shapes, rounds: int) -> Iterator[dict]:
 
 
 def line(row: dict) -> str:
-    ms = row["ms"]
-    others = {name: took / ms["jaxext"] for name, took in ms.items() if name != "jaxext"}
-    shape = "x".join(map(str, row["shape"]))
-    told = f"{row['row']:9} {shape:16} {ms['jaxext']:8.3f} ms  error {row['error']['jaxext']:.1e} "
-    return told + "".join(f" {name} {ratio:6.2f}" for name, ratio in others.items())
+    return f"{row['row']:9} {'x'.join(map(str, row['shape'])):16} {outcome(row)}"
 
 
 def main(arguments=None) -> None:

@@ -180,10 +180,10 @@ def assembled(ptx: str) -> dict:
         source, cubin = (pathlib.Path(folder, name) for name in ("kernel.ptx", "kernel.cubin"))
         source.write_text(ptx)
         # the newer of the two assemblers in Triton's wheel, which knows all architectures
-        told = tool("ptxas-blackwell", "-v", f"--gpu-name={target[1]}", source, "-o", cubin)
+        printed = tool("ptxas-blackwell", "-v", f"--gpu-name={target[1]}", source, "-o", cubin)
         code = tool("cuobjdump", "-sass", cubin)
-    resources = _RESOURCES.search(told)
-    assert resources, told
+    resources = _RESOURCES.search(printed)
+    assert resources, printed
     loads, stores, made, local, loops = collections.Counter(), collections.Counter(), collections.Counter(), [], []
     for place, opcode, modifiers, rest, _ in instructions(code):
         if opcode in ("LDG", "LDGSTS"):

@@ -20,7 +20,7 @@ import jaxext
 from jaxext.bench.own import gram_by_jnp as by_jnp
 from jaxext.tuning import timing
 
-from .race import parser, race, tell
+from .race import outcome, parser, race, tell
 
 Shape = tuple[int, ...]
 
@@ -81,10 +81,7 @@ def rows(shapes: Sequence[Shape], matrices: Sequence[Shape], dtypes: Sequence[st
 
 
 def line(row: dict) -> str:
-    ms = row["ms"]
-    told = f"{row['operation']:14} {row['row']:9} {'x'.join(map(str, row['shape'])):14} {row['dtype']:9}"
-    told += f" {ms['jaxext']:9.3f} ms  error {row['error']['jaxext']:.1e} "
-    return told + "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
+    return f"{row['operation']:14} {row['row']:9} {'x'.join(map(str, row['shape'])):14} {row['dtype']:9} {outcome(row)}"
 
 
 def main(arguments=None) -> None:

@@ -106,20 +106,20 @@ def _of_cuda(options) -> tuple[dict, Iterable[dict]]:
 
 def _told(table, rows: Iterable[dict], quietly: bool) -> list[dict]:
     """The rows, each printed at once."""
-    told, bad = [], []
+    shown, bad = [], []
     if not quietly:
         print(table.HEADER)
     for row in rows:
-        told.append(row)
+        shown.append(row)
         if table.offences(row):
             bad.append(row)
         if not quietly:
             print(table.line(row), flush=True)
     if not quietly:
-        print(f"{len(told)} kernels, {len(bad)} bad")
+        print(f"{len(shown)} kernels, {len(bad)} bad")
         for row in bad:
             print(table.line(row))
-    return told
+    return shown
 
 
 def _archs(text: str) -> tuple[int, ...]:

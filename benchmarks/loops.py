@@ -18,7 +18,7 @@ from jax import lax
 import jaxext
 from jaxext.tuning import timing
 
-from .race import race, run
+from .race import outcome, race, run
 
 LAYERS = 4
 PROBLEMS = {  # layout, image, filter
@@ -61,9 +61,7 @@ def rows(problems, rounds: int) -> Iterator[dict]:
 
 
 def line(row: dict) -> str:
-    ms = row["ms"]
-    told = f"{row['row']:10} {row['problem']:22} {ms['jaxext']:8.2f} ms  error {row['error']['jaxext']:.1e} "
-    return told + "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
+    return f"{row['row']:10} {row['problem']:22} {outcome(row)}"
 
 
 def main(arguments=None) -> None:

@@ -127,10 +127,10 @@ def _flat(tree, function, labels, x, *leaves):
 
 
 def line(row: dict) -> str:
-    told = "".join(
+    ratios = "".join(
         f"  {name}: {took:.1f} ms, {row['MiB'][name]:.0f} MiB, error {row['error'][name]:.0e}" for name, took in row["ms"].items()
     )
-    return f"{row['network']}, {row['parameters']:,} parameters:{told}"
+    return f"{row['network']}, {row['parameters']:,} parameters:{ratios}"
 
 
 def main(arguments=None) -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import jaxext
 from jaxext.tuning import timing
 
-from .race import race, run
+from .race import outcome, race, run
 
 LAYERS = {  # K, N
     "llama-3 8B, attention": (4096, 4096),
@@ -131,10 +131,7 @@ def _race(forms, arrays, clock, rounds) -> dict:
 
 
 def line(row: dict) -> str:
-    ms = row["ms"]
-    told = f"{row['row']:14} {'x'.join(map(str, row['shape'])):16} {row['format']:30}"
-    told += f" {ms['jaxext']:8.3f} ms  error {row['error']['jaxext']:.1e} "
-    return told + "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
+    return f"{row['row']:14} {'x'.join(map(str, row['shape'])):16} {row['format']:30} {outcome(row)}"
 
 
 def main(arguments=None) -> None:

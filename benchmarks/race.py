@@ -54,3 +54,10 @@ def run(
     """Tell the rows of `rows(rounds)`, by a command's arguments."""
     options = parser(description, rounds).parse_args(arguments)
     tell(rows(options.rounds), line, options.json)
+
+
+def outcome(row: dict) -> str:
+    """Return jaxext's milliseconds and relative error in a row, and the times of the others over its own."""
+    ms = row["ms"]
+    ratios = "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
+    return f"{ms['jaxext']:9.3f} ms  error {row['error']['jaxext']:.1e} {ratios}"

@@ -201,8 +201,8 @@ def main() -> None:
         folder = pathlib.Path(temporary) / "jaxext"
         copy(folder)
         where = [sys.executable, "-c", "import jaxext, ptxsim; print(jaxext.__file__, ptxsim.__file__)"]
-        told = subprocess.run(where, cwd=temporary, env=environment(folder), capture_output=True, text=True, check=True).stdout
-        assert told.split() == [f"{folder}/{name}/__init__.py" for name in ("jaxext", "ptxsim/ptxsim")], f"not those of the copy: {told}"
+        printed = subprocess.run(where, cwd=temporary, env=environment(folder), capture_output=True, text=True, check=True).stdout
+        assert printed.split() == [f"{folder}/{name}/__init__.py" for name in ("jaxext", "ptxsim/ptxsim")], printed
         found = {defect: find(folder, defect, options) for defect in wanted}
         finders = sorted({test for test in found.values() if test and "::" in test})
         false = finders and run(folder, finders, options)
