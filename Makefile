@@ -3,7 +3,7 @@
 PYTHON ?= $(or $(shell .ci/find-python 3.13 3.12 3.11),python3)
 VENV   ?= .venv
 TESTS  ?= tests
-MARK   ?= not slow
+MARK   ?= not slow and not cuda
 SEEDS  ?= 1000
 START  ?= 0
 

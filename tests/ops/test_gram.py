@@ -109,7 +109,7 @@ def test_derivatives_of_any_order(monkeypatch):
     halved(monkeypatch)
     x = jnp.asarray(random((3, 2), np.float64, 0))
     for derivative in (jax.hessian, lambda f: jax.jacrev(jax.jacrev(f)), lambda f: jax.jacfwd(jax.jacrev(jax.jacfwd(f)))):
-        got, want = (derivative(lambda x, f=f: jnp.sin(f(x)).sum())(x) for f in (jaxext.gram, lambda x: x @ x.T))
+        got, want = (jax.jit(derivative(lambda x, f=f: jnp.sin(f(x)).sum()))(x) for f in (jaxext.gram, lambda x: x @ x.T))
         np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-12)
 
 

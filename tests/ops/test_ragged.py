@@ -399,7 +399,7 @@ def test_derivatives_of_any_order():
     x, w = random((5, 2), np.float64, 1), random((2, 2, 3), np.float64, 2)
     f, g = (functools.partial(lambda of, x, w: jnp.sin(of(x, w, ints(2, 2))).sum(), of) for of in (jaxext.ragged_dot, reference))
     for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n), lambda f, n: jax.jacfwd(jax.jacfwd(jax.jacfwd(f, n), n))):
-        got, want = (jax.tree.leaves(derivative(of, (0, 1))(x, w)) for of in (f, g))
+        got, want = (jax.tree.leaves(jax.jit(derivative(of, (0, 1)))(x, w)) for of in (f, g))
         for one, other in zip(got, want, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
