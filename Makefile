@@ -30,12 +30,13 @@ test-all: MARK =
 test-all: test
 
 # Slow parts of CI, which .ci/run leaves out while .ci/passed.txt names the files and compilers that are here; each writes its line when it passes:
-# ptxsim's own tests, and what reads or runs the compiled CUDA kernels
+# ptxsim's own tests, and those of the CUDA kernels, simulated and compiled
 ptxsim: $(ready)
 	$(python) -m pytest -n 2 --durations=20 ptxsim/tests
 	$(python) .ci/passed.py ptxsim --write
+cuda_tests := $(wildcard tests/backends/cuda tests/ptx tests/benchmarks/test_digests.py tests/tables/test_active.py)
 cuda: build
-	$(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(wildcard tests/backends/cuda tests/ptx tests/benchmarks/test_digests.py tests/tables/test_active.py)
+	$(python) -m pytest -n 2 --durations=20 -m "not slow" $(cuda_tests)
 	$(python) .ci/passed.py cuda --write
 
 # random calls of the operations against numpy: SEEDS of them, from START on
