@@ -18,19 +18,22 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 PASSED = ROOT / ".ci/passed.txt"
-# The compiled CUDA kernels, what calls them, and what reads or runs their code.
-CUDA = ("csrc/*", "CMakeLists.txt", "ptxsim/ptxsim/*", "jaxext/*cuda*", "tests/*cuda*", "tests/csrc/*", "tests/ptx/*", "tests/call_frame.py", "tests/host_code.py")
+# The CUDA kernels, what calls them, and what reads, simulates or runs their code.
+CUDA = (
+    "csrc/* CMakeLists.txt ptxsim/ptxsim/* jaxext/*cuda* tests/*cuda* tests/csrc/* tests/ptx/* tests/scaled* tests/simt* tests/call_frame.py"
+    " tests/host_code.py"
+)
 # The code that `python -m jaxext verify` asks for, and what compares it with the record.
-RECORD = ("csrc/*", "kernels/*", "jaxext/*cuda*", "jaxext/*triton*", "jaxext/bench/*", "jaxext/verify/*", "jaxext/tables/*", "benchmarks/record.py")
-PARTS = {"ptxsim": (("ptxsim/*",), ("g++", "nvcc", "triton")), "cuda": (CUDA, ("g++", "nvcc")), "record": (RECORD, ("nvcc", "triton"))}
+RECORD = "csrc/* kernels/* jaxext/*cuda* jaxext/*triton* jaxext/bench/* jaxext/verify/* jaxext/tables/* benchmarks/record.py"
+PARTS = {"ptxsim": ("ptxsim/*", ("g++", "nvcc", "triton")), "cuda": (CUDA, ("g++", "nvcc")), "record": (RECORD, ("nvcc", "triton"))}
 
 
 def line(part: str) -> str:
     """Return the part's name, a digest of its files, and the versions of its compilers."""
-    globs, compilers = PARTS[part]
+    names, compilers = PARTS[part]
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     digest = hashlib.sha256()
-    for name in sorted(name for name in listed if any(fnmatch.fnmatchcase(name, glob) for glob in globs)):
+    for name in sorted(name for name in listed if any(fnmatch.fnmatchcase(name, glob) for glob in names.split())):
         digest.update(f"{name}\0{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\0".encode())
     return " ".join([part, digest.hexdigest(), *(f"{compiler}-{version(compiler)}" for compiler in compilers)])
 

@@ -69,6 +69,7 @@ REWRITTEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("case", REWRITTEN, ids=lambda case: case.name)
 def test_rewrites_cost_little_memory(case):
     """Arguments, result and temporaries together: lax's own temporaries are often none.

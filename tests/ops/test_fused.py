@@ -95,7 +95,7 @@ def with_gradients(function):
     return lambda *args: (function(*args), jax.grad(summed(function), range(len(args)))(*args))
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
 def test_linear(activation, dtype):
@@ -182,7 +182,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_conv_bias_act(case, dtype):
@@ -198,6 +198,7 @@ def test_conv_bias_act(case, dtype):
 X, W, BIAS, RESIDUAL = (random(shape, np.float32, seed) for seed, shape in enumerate([(4, 6), (6, 8), (8,), (4, 8)]))
 
 
+@pytest.mark.slow
 def test_every_transformation_of_linear():
     """A split contraction falls apart: the sum over devices comes before the activation."""
     ours = lambda x, w, b, r: jaxext.linear(x, w, b, activation="gelu_tanh", residual=r)
@@ -220,6 +221,7 @@ def test_every_transformation_of_a_gate():
     testing.check_op(ours, functools.partial(gated, "silu"), (X, w), splits=splits, show=False).raise_if_failed()
 
 
+@pytest.mark.slow
 def test_every_transformation_of_a_convolution():
     static: Any = dict(window_strides=(1,), padding="SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC"))
     args = [random(s, np.float32, seed) for seed, s in enumerate([(4, 2, 2), (2, 1, 2), (2,), (4, 2, 2)])]

@@ -98,6 +98,7 @@ def call_like(op) -> int:
     raise AssertionError
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "op, seeds, wrong",
     [

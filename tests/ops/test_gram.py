@@ -35,6 +35,7 @@ def halved(monkeypatch):
     monkeypatch.setattr(xla_gram, "_gains", lambda call: True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("blocks", [False, True], ids=["a dot", "blocks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 def test_values_and_bits(dtype, blocks, monkeypatch):

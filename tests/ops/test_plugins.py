@@ -166,6 +166,7 @@ def stock_models():
     }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", stock_models())
 def test_stock_layers_in_place_of_lax(name):
     (params, apply), x, expected = stock_models()[name]

@@ -65,6 +65,7 @@ EACH = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("scales", "layout"), EACH)
 def test_scales_and_layouts(scales, layout):
     """Products are exact in each layout of the operands, with scales of several dtypes."""
@@ -196,6 +197,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in SPLITS if name != "blocks")])
 def test_every_transformation(case):
     *shapes, split = SPLITS[case]

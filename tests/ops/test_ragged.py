@@ -88,6 +88,7 @@ def test_every_role(sizes):
     np.testing.assert_array_equal(jaxext.ragged_dot_general(x, W.swapaxes(1, 2), sizes, nt), of_rows(X, W, sizes))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32", "complex64", "float8_e4m3fn"])
 def test_dtypes(dtype):
     x, w, y = operands(jnp.dtype(dtype))
@@ -156,7 +157,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_way_to_compute(way, dtype, monkeypatch):
@@ -226,6 +227,7 @@ GENERAL = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", GENERAL)
 def test_dimension_numbers(name):
     """Shapes and values are lax's, which is right wherever sizes are defined, except that it ignores the sizes of a ragged batch."""
@@ -348,6 +350,7 @@ def reference(x, w, sizes):
     return jnp.einsum("mk,mg,gkn->mn", x, inside.astype(x.dtype), w)
 
 
+@pytest.mark.slow
 def test_every_transformation():
     """Sizes are rolled, and so add up to as many rows, in the vmap of the sizes."""
     x, w = random((8, 2), np.float32, 1), random((4, 2, 3), np.float32, 2)
@@ -460,6 +463,7 @@ def many_operands():
     return x, w, y, ints(3, 0, 9, 5, 0, 7, 2, 1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", SPLITS)
 def test_devices(name, kind):

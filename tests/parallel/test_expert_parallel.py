@@ -110,7 +110,7 @@ def values_and_gradients():
     return both(split(4)), both(whole)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients(sizes):
     """NaN in rows of no expert reaches nothing."""
@@ -120,6 +120,7 @@ def test_values_and_gradients(sizes):
     close(got, want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [1, 2, 8])
 def test_other_numbers_of_devices(n):
     args = some(n, random_sizes(n, n))
@@ -168,6 +169,7 @@ def kept(sizes, devices, capacity):
     return np.array(rows + [False] * (M - len(rows)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("capacity", [0, 1, 3, 50])
 def test_rows_beyond_the_capacity_are_dropped(capacity):
     """Their results and gradients are zero, and those of others are what they were."""

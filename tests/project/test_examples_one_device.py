@@ -198,6 +198,7 @@ def test_muon(capsys, tmp_path):
     assert sorted(rows) == sorted(3 * products(jaxext.newton_schulz, params[0][0]))  # of matrices of three shapes
 
 
+@pytest.mark.slow
 def test_muon_notices_another_iteration(capsys, monkeypatch):
     pytest.importorskip("optax")
     whole = jaxext.newton_schulz
