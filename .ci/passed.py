@@ -20,8 +20,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 PASSED = ROOT / ".ci/passed.txt"
 # The CUDA kernels, what calls them, and what reads, simulates or runs their code.
 CUDA = (
-    "csrc/* CMakeLists.txt ptxsim/ptxsim/* jaxext/*cuda* tests/*cuda* tests/csrc/* tests/ptx/* tests/scaled* tests/simt* tests/call_frame.py"
-    " tests/host_code.py"
+    "csrc/* CMakeLists.txt ptxsim/ptxsim/* jaxext/*cuda* tests/*cuda* tests/csrc/* tests/ptx/* tests/scaled* tests/simt*"
+    " tests/call_frame.py tests/host_code.py"
 )
 # The code that `python -m jaxext verify` asks for, and what compares it with the record.
 RECORD = "csrc/* kernels/* jaxext/*cuda* jaxext/*triton* jaxext/bench/* jaxext/verify/* jaxext/tables/* benchmarks/record.py"

@@ -55,6 +55,7 @@ def passes(fun, *args) -> int:
     return sum(opcode not in FREE for opcode in opcodes)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_dense_product(name):
     op, x, w, static = PRODUCTS[name]

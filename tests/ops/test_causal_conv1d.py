@@ -50,7 +50,7 @@ def near(got, want, *, dtype=jnp.float32, units=8):
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=units * eps, atol=units * eps * np.abs(want).max(initial=1))
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(20, "True-False-silu-31-8-float32")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("steps", [1, 2, 8, 16, 151])
 @pytest.mark.parametrize("taps", [1, 2, 3, 4, 31])

@@ -131,6 +131,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", [*(pytest.param(name, marks=pytest.mark.slow if name == "batch" else ()) for name in SPLITS)])
 def test_every_transformation(case):
     shape, split = SPLITS[case]

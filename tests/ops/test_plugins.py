@@ -58,6 +58,7 @@ def linen_layers(**ops):
 OURS = dict(conv=jaxext.conv_general_dilated, dot=jaxext.dot_general)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", linen_layers())
 def test_linen(name):
     (ours, shape), (stock, _) = linen_layers(**OURS)[name], linen_layers()[name]

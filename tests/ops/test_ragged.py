@@ -227,7 +227,7 @@ GENERAL = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, "more contracted")
 @pytest.mark.parametrize("name", GENERAL)
 def test_dimension_numbers(name):
     """Shapes and values are lax's, which is right wherever sizes are defined, except that it ignores the sizes of a ragged batch."""
@@ -463,7 +463,7 @@ def many_operands():
     return x, w, y, ints(3, 0, 9, 5, 0, 7, 2, 1)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(5, "contraction-explicit")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", SPLITS)
 def test_devices(name, kind):

@@ -36,6 +36,7 @@ def test_both_processes_end(results):
         assert (results / f"printed.{index}").read_text().endswith("\nended with status 0")
 
 
+@pytest.mark.slow
 def test_the_example(capsys):
     """Its processes have the same losses, which fall, and which one device alone finds too."""
     assert multi_process.main(["--timeout", "60"]) == 0  # by which the one may finish before the other, on a busy computer

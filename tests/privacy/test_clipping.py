@@ -35,7 +35,7 @@ def close(actual, expected, error=1e-10):
         np.testing.assert_allclose(x, y, rtol=error, atol=error * max(1.0, float(np.abs(y).max(initial=0))))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3, "causal convolution", "recurrent", "made of parameters")
 @pytest.mark.parametrize("name", LOSSES)
 def test_values(name):
     loss, p, batch = LOSSES[name]
@@ -211,7 +211,7 @@ def test_a_batch_over_devices(name):
     assert "all-gather" not in text and "all-to-all" not in text and "all-reduce" in text
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["mlp", "convolutions of jaxext"])
 @pytest.mark.parametrize("explicit", [False, True], ids=["shard_map", "explicit"])
 def test_other_shardings(explicit, name):
