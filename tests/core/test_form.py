@@ -128,7 +128,6 @@ def test_each_role_is_the_transpose_of_the_others():
     np.testing.assert_array_equal(third(product), third(truth))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mapped", ["u", "v", "uv"])
 def test_a_mapped_axis_joins_the_label_of_the_mapped_slots(mapped):
     """The axis moves from any position to the front of its label and nothing is merged: one product, of one more rank."""

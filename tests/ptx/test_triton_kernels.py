@@ -77,7 +77,7 @@ def picks():
 PICKS: list[Any] = list(picks())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, "nn-fp8-sm_90")
 @pytest.mark.parametrize(("case", "role", "numbers", "arch", "config"), PICKS)
 def test_pick(case, role, numbers, arch, config):
     config = dataclasses.replace(config, splits=min(config.splits, MOST_SPLITS))
@@ -132,7 +132,7 @@ def edges():
 EDGES = list(edges())
 
 
-@pytest.mark.sampled(6, "conv-dgrad-all_strides-sm_80", "matmul-nn-no_k-sm_90")
+@pytest.mark.sampled(6, "conv-dgrad-all_strides-sm_80", "matmul-nn-no_k-sm_90", "depthwise-fprop-causal k4-sm_80")
 @pytest.mark.parametrize(("kernel", "problem"), EDGES)
 def test_edges(kernel, problem):
     run(call(kernel, problem))

@@ -319,6 +319,8 @@ over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "win
 @pytest.mark.sampled(
     20,
     "lax-y-sizes41-window41-False",
+    "shifts-y-sizes71",
+    "shifts-y-sizes74",
     "loop-w-sizes89-window89-False",
     "rows-w-sizes19-window19-False",
     "folded-w-sizes47-window47-False",
