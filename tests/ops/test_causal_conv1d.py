@@ -97,7 +97,7 @@ def test_pieces_are_the_whole(taps, cuts):
     np.testing.assert_array_equal(state, last)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, "4-(3, 0, 5, 5)")
 @pytest.mark.parametrize("lengths", [(13,), (1, 1, 11), (3, 0, 5, 5), (12, 1)], ids=str)
 @pytest.mark.parametrize("taps", [1, 4, 7])
 def test_packed_sequences_with_states(taps, lengths):

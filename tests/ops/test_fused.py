@@ -95,7 +95,7 @@ def with_gradients(function):
     return lambda *args: (function(*args), jax.grad(summed(function), range(len(args)))(*args))
 
 
-@pytest.mark.sampled(4, "sigmoid-float16", "leaky_relu-float32")
+@pytest.mark.sampled(4, "sigmoid-float16", "leaky_relu-float32", "gelu-float32")
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
 def test_linear(activation, dtype):

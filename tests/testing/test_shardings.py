@@ -25,7 +25,7 @@ OURS = [function for function in SUBJECTS if function.name.endswith("jaxext")]
 
 def test_every_operation_is_right_however_it_is_split():
     """Each day draws another sample.  Set JAXEXT_SHARDINGS_SEED to repeat that of a report."""
-    report = shardings.verify(OURS, sample=1, seed=SEED, most=2, limit=300)
+    report = shardings.verify(OURS, sample=2, seed=SEED, most=2, limit=300)
     print(report)
     report.raise_if_failed()
     assert {function.name for function in OURS} == {name for name, _ in report.tried}
