@@ -3,7 +3,7 @@
 PYTHON ?= $(or $(shell .ci/find-python 3.13 3.12 3.11),python3)
 VENV   ?= .venv
 TESTS  ?= tests
-MARK   ?= not slow
+MARK   ?= not slow and not cuda
 SEEDS  ?= 1000
 START  ?= 0
 
@@ -13,7 +13,10 @@ ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc tests/ptx ptxsim examples docs -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo docs notebooks check-wheels test test-all ptxsim size fuzz mutations bench fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+# Python keeps the modules that it has compiled: the tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: build demo docs notebooks check-wheels test test-all ptxsim cuda size fuzz mutations bench fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -26,10 +29,15 @@ test: $(ready)
 test-all: MARK =
 test-all: test
 
-# ptxsim's own tests; when they pass, ptxsim/tests/passed.txt names its sources and the compilers, and .ci/run leaves them out while it does
+# Slow parts of CI, which .ci/run leaves out while .ci/passed.txt names the files and compilers that are here; each writes its line when it passes:
+# ptxsim's own tests, and those of the CUDA kernels, simulated and compiled
 ptxsim: $(ready)
 	$(python) -m pytest -n 2 --durations=20 ptxsim/tests
-	$(python) ptxsim/tests/passed.py --write
+	$(python) .ci/passed.py ptxsim --write
+cuda_tests := $(wildcard tests/backends/cuda tests/ptx tests/benchmarks/test_digests.py tests/tables/test_active.py)
+cuda: build
+	$(python) -m pytest -n 2 --durations=20 -m "not slow" $(cuda_tests)
+	$(python) .ci/passed.py cuda --write
 
 # random calls of the operations against numpy: SEEDS of them, from START on
 fuzz: $(ready)
@@ -67,6 +75,7 @@ gpu-programs: $(VENV)/gpu-compiler
 # with CHECK=1 it changes nothing, and fails if anything has changed
 record: $(ready)
 	$(python) -m benchmarks.record $(if $(SHARED),--add $(SHARED)) $(if $(CHECK),--check)
+	$(python) .ci/passed.py record --write
 
 # for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled (all of them each time, unless
 # CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them), and what it and its tests need beside jax and Triton 3.6; no GPU is needed

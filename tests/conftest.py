@@ -75,7 +75,8 @@ def pytest_collection_modifyitems(items):
     here = [item for item in items if not item.get_closest_marker("skip")]
     quick = [item for item in here if item.get_closest_marker("sampled") and not is_slow(item)]
     for item in {*quick} - sampled(quick, lambda item: item.get_closest_marker("sampled").args[0]):
-        item.add_marker("slow")
+        if not any(word in item.name for word in item.get_closest_marker("sampled").args[1:]):
+            item.add_marker("slow")
     if limit := int(os.environ.get("JAXEXT_TESTS_PER_FUNCTION", "0")):
         kept = sampled(here, lambda item: limit)
         items[:] = [item for item in items if item in kept]

@@ -190,6 +190,7 @@ def test_fp8_matmul(implementation):
 # Products with own transposes
 
 
+@pytest.mark.sampled(4)
 @BY_XLA_AND_TRITON
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(17, 40), (300, 264), (3, 128, 513), (1500, 2048)], ids=str)
@@ -228,7 +229,7 @@ def test_newton_schulz(implementation, turned):
 BATCH, STEPS, CHANNELS = 2, 300, 136
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @BY_EACH
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("kind", ["state", "packed"])
@@ -296,7 +297,7 @@ def ragged_dot(implementation):
     return lambda sizes, x, w: jaxext.ragged_dot(x, w, sizes, implementation=implementation)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(8)
 @BY_EACH
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

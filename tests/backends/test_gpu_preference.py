@@ -280,6 +280,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled(8, "one step")
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_products(name):
     fun, args, call, *reason = OTHERS[name]

@@ -55,6 +55,7 @@ def passes(fun, *args) -> int:
     return sum(opcode not in FREE for opcode in opcodes)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_dense_product(name):
     op, x, w, static = PRODUCTS[name]
@@ -69,6 +70,7 @@ REWRITTEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("case", REWRITTEN, ids=lambda case: case.name)
 def test_rewrites_cost_little_memory(case):
     """Arguments, result and temporaries together: lax's own temporaries are often none.

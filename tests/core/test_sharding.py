@@ -74,6 +74,7 @@ SPLITS = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(("problem", "split"), SPLITS, ids=lambda v: str(v) if isinstance(v, Problem) else "-".join(v))
 def test_labels_are_split_as_they_lie(problem, split, role):

@@ -21,6 +21,7 @@ checked = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vm
 SPLITS = ((DOT, "NCK"), (DOT_BATCHED, "BCK"), (CONV1D, "NCK"), (CONV2D, "NCK"), (GROUPED, "N"), (DEPTHWISE, "N"), (CAUSAL, "N"))
 
 
+@pytest.mark.sampled(6)
 @checked
 @pytest.mark.parametrize(("problem", "labels"), SPLITS, ids=str)
 def test_every_role_with_every_label_split(problem, labels, check_vma):
@@ -135,6 +136,7 @@ def test_pmap(problem):
     same(np.asarray(each), np.asarray(y))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("problem", "manual"), in_turn(DOT, CONV2D, GROUPED, DEPTHWISE), ids=str)
 def test_shard_map_over_one_axis_with_the_other_automatic(problem, manual):
     """The batch is split by hand over one axis; over the other XLA splits channels, or the batch once more.  custom_partitioning aborts the

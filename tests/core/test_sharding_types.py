@@ -65,6 +65,7 @@ SPLITS = (
 )
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(("problem", "split"), SPLITS, ids=lambda v: str(v) if isinstance(v, Problem) else "-".join(v))
 def test_types_follow_from_labels(problem, split, role):
@@ -279,6 +280,7 @@ def test_many_axes_per_label():
         same(jax.jit(functools.partial(problem.call, OURS, out_sharding=P(None, None)))(*args), truth(problem, "fprop", x, w))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("problem", [DOT, CONV2D, GROUPED, DEPTHWISE], ids=str)
 def test_mesh_of_explicit_and_automatic_axes(problem):
     """The batch lies in the types over "data"; XLA splits the filters, or nothing, over "model"."""
@@ -393,6 +395,7 @@ CAUSAL = lambda *args: jaxext.causal_conv1d(*args, activation="silu")
 CAUSAL_SHAPES = (2, 8, 4), (4, 4), (4,)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fn", "shapes", "specs"),
     [

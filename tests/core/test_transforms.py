@@ -46,6 +46,7 @@ def both(problem, transformed, *args):
     same(got, want)
 
 
+@pytest.mark.sampled(12)
 @each_role
 @each_problem
 def test_eager_and_jit(problem, role):
@@ -74,6 +75,7 @@ def loop(problem, role, a, b, mapped):
 SUBSETS = ((True, False), (False, True), (True, True))
 
 
+@pytest.mark.sampled(12)
 @each_role
 @each_problem
 def test_vmap_over_every_subset_and_axis(problem, role):
@@ -99,6 +101,7 @@ def test_vmap_over_every_subset_and_axis(problem, role):
             same(value, want[mapped])
 
 
+@pytest.mark.sampled(4)
 @each_role
 @pytest.mark.parametrize("problem", [DOT_BATCHED, CONV2D, GROUPED, slow(DEPTHWISE)], ids=str)
 def test_vmap_nested_twice(problem, role):
@@ -123,6 +126,7 @@ def test_vmap_nested_twice(problem, role):
             same(value[i, j], want[i, j] if index == [(i, j)] * 2 else truth(problem, role, a[index[0]], b[index[1]]))
 
 
+@pytest.mark.sampled(5)
 @each_problem
 def test_derivatives_of_the_first_order(problem):
     """jvp, vjp, linearize and linear_transpose, each with respect to one operand and to both."""
@@ -178,6 +182,7 @@ SMALL = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("problem", SMALL, ids=str)
 def test_hessian_and_third_derivative_in_full(problem):
     """Every nesting of forward and reverse, and all of the third derivative."""

@@ -73,6 +73,7 @@ def fori(ops, x, w):
     return lax.fori_loop(0, 3, lambda i, x: step(ops, x, w) + i.astype(x.dtype), x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [scanned, scanned_with_the_filter_outside, remat_in_scan, mapped, branched, fori])
 def test_control_flow(program):
     """Values, gradients, tangents and examples of a batch go through as they do with lax."""
@@ -249,6 +250,7 @@ def total(problem, x, w):
     return jnp.sum(problem.call(OURS, x, w) ** 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("problem", [DOT, slow(CONV1D), slow(CAUSAL), CONV2D, GROUPED, DEPTHWISE], ids=str)
 def test_export_with_a_symbolic_batch(problem):
     """Written, read and called again with two sizes of the batch: the product and its gradients."""
@@ -263,6 +265,7 @@ def test_export_with_a_symbolic_batch(problem):
         same((dx, dw), jax.jit(jax.grad(functools.partial(total, problem), (0, 1)))(x[:n], w))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("problem", "axis"), in_turn(DOT, CONV2D, GROUPED, DEPTHWISE, BATCH_GROUPS), ids=str)
 def test_export_of_a_sharded_program(problem, axis):
     """The program has eight devices: custom_partitioning cannot be written, so XLA's partitioner gets only what it does right (no grouped
@@ -280,6 +283,7 @@ def test_export_of_a_sharded_program(problem, axis):
 WIDE = Problem("wide", (8, 16, 16), (200, 1, 16), CAUSAL.axes, conv((1,), "SAME", ("NWC", "WIO", "NWC"), feature_group_count=16))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("problem", "axis"), in_turn(GROUPED, DEPTHWISE, WIDE), ids=str)
 def test_export_for_one_device_called_on_several(problem, axis):
     """XLA's partitioner then splits what was exported: a grouped convolution in it gave a filter gradient multiplied by two or four, where
@@ -329,6 +333,7 @@ def test_the_channels_of_a_group_are_whole_in_an_exported_program(groups):
     same(jax.jit(export.export(jax.jit(asked))(*split).call)(*split), fn(x, w))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("rocm", "cpu", "tpu")], ids="-".join)
 def test_export_for_several_platforms(platforms, monkeypatch):
     """One program, on a machine without a GPU; it runs here, and each platform's part was lowered under its own name."""

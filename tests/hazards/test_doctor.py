@@ -515,6 +515,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 @pytest.mark.parametrize("model", MODELS)
 def test_no_false_alarm_on_models(model, platform):

@@ -72,7 +72,7 @@ ROLES: dict[str, Callable] = {
 }
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(6, "groups-gradients")
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_the_doctor_accuses_what_is_wrong(name, role):

@@ -159,6 +159,7 @@ def test_integers(kernel):
     call.check(operands=operands)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("saves", [False, True], ids=["", "saves"])
 @pytest.mark.parametrize("residual", [None, "bf16"], ids=str)
 @pytest.mark.parametrize("bias", [None, "fp16"], ids=str)
@@ -171,6 +172,7 @@ def test_parts(kernel, bias, residual, saves):
     call.check(exact=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not interpreting(), reason="tests/backends/triton/test_triton_calls.py is for GPU programs")
 @pytest.mark.parametrize("saves", [False, True], ids=["", "saves"])
 @each_kernel

@@ -142,6 +142,7 @@ def test_only_half_of_the_addend_is_read():
     call.judge(call.compute(below), operands, exact=True)
 
 
+@pytest.mark.slow
 @interpreted
 def test_every_transformation():
     x = random((3, 4), np.float32, 0, integers=True)

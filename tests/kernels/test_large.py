@@ -101,6 +101,7 @@ DEPTHWISE = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("role", test_depthwise.ROLES)
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_the_last_channels_and_images(name, role, tmp_path):

@@ -30,6 +30,7 @@ def check_transformations(product, plain, args, linear, least):
     assert sum(row.outcome == "passed" for row in report.rows) >= least
 
 
+@pytest.mark.slow
 def test_every_transformation(form):
     check_transformations(functools.partial(scaled.product, form), lambda x, w, s: x @ w * s[None], (X, W, S), (0, 1), least=26)
 

@@ -78,6 +78,7 @@ def test_the_kernels_are_what_runs(problem):
     assert "callback" in jax.jit(loss).lower(x, w).as_text()
 
 
+@pytest.mark.sampled(3)
 @each_role
 @pytest.mark.parametrize(
     "problem", [pytest.param(problem, marks=() if problem in (DOT, CONV2D) else pytest.mark.slow) for problem in PROBLEMS], ids=str
@@ -99,6 +100,7 @@ def test_the_ways_are_cases():
     assert WAYS < {way(case) for case in CASES}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if way(case) in WAYS else pytest.mark.slow) for case in CASES], ids=way)
 def test_named_case_and_its_gradients(case):
     """Every geometry and every dimension numbers that the library is tested with, zero sizes included."""
@@ -113,6 +115,7 @@ def test_named_case_and_its_gradients(case):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=lambda d: d.dtype.name)
 @of_each_kernel
 def test_half_precision(problem, dtype):
@@ -124,6 +127,7 @@ def test_half_precision(problem, dtype):
         same(got, truth(problem, role, a.astype(np.float64), b.astype(np.float64)).astype(dtype))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=str)
 @of_each_kernel
 def test_vmap(problem, axes):
@@ -140,6 +144,7 @@ def test_vmap_of_vmap_with_batched_filters():
     same(nested(OURS)(x, w[0]), nested(LAX)(x, w[0]))
 
 
+@pytest.mark.sampled(1)
 @of_each_kernel
 def test_gradients(problem):
     """Forward, forward over reverse, which gives the gradients too, and per example."""
@@ -149,6 +154,7 @@ def test_gradients(problem):
     of_both(problem, lambda f: jax.vmap(jax.grad(f, 1), (0, None)), x[:3, None], w) if problem is not DOT_BATCHED else None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "problem", [TRANSPOSED, BATCH_GROUPS, *(pytest.param(problem, marks=pytest.mark.slow) for problem in (CONV3D, CAUSAL, CONV1D))], ids=str
 )

@@ -313,6 +313,7 @@ def test_every_transformation_of_a_loss(kernels):
     assert {row.check for row in report.rows if row.outcome == "skipped"} <= {"linear_transpose"}
 
 
+@pytest.mark.slow
 @WITH
 def test_every_transformation_of_a_norm(kernels):
     norm, _ = declared_norm(kernels, kernels)

@@ -61,7 +61,11 @@ def conv(activation, static, lhs, rhs, bias=None, residual=None):
 
 
 def close(ours, plain, *arrays, units=2):
-    """Each result is as near to plain jnp in float64 as so many roundings to the dtype allow, or twice as far as plain jnp is."""
+    """Each result is as near to plain jnp in float64 as so many roundings to the dtype allow, or twice as far as plain jnp is.
+
+    Each of the three is one program, since compiling takes most of the time.
+    """
+    ours, plain = jax.jit(ours), jax.jit(plain)
     arrays = [jnp.asarray(x) for x in arrays]  # numpy would multiply bfloat16 as float32
     dtype = arrays[0].dtype
     with jax.enable_x64(True):
@@ -86,7 +90,12 @@ def summed(function):
     return scalar
 
 
-@pytest.mark.sampled(11)
+def with_gradients(function):
+    """The result, and the gradients of all operands."""
+    return lambda *args: (function(*args), jax.grad(summed(function), range(len(args)))(*args))
+
+
+@pytest.mark.sampled(4, "sigmoid-float16", "leaky_relu-float32", "gelu-float32")
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
 def test_linear(activation, dtype):
@@ -104,9 +113,7 @@ def test_linear(activation, dtype):
             more = list(more)
             return linear(activation, x, w, more.pop(0) if bias else None, more.pop(0) if residual else None)
 
-        close(ours, plain, *args)
-        everything = tuple(range(len(args)))
-        close(jax.grad(summed(ours), everything), jax.grad(summed(plain), everything), *args)
+        close(with_gradients(ours), with_gradients(plain), *args)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=name_of)
@@ -139,8 +146,7 @@ def test_the_derivative_of_gelu_tanh_of_complex_numbers():
 def test_gated_linear_unit(activation, dtype):
     args = [random(shape, dtype, seed) for seed, shape in enumerate([(3, 5, 8), (8, 2, 6)])]
     ours, plain = functools.partial(jaxext.gated_linear_unit, activation=activation), functools.partial(gated, activation)
-    close(ours, plain, *args)
-    close(jax.grad(summed(ours), (0, 1)), jax.grad(summed(plain), (0, 1)), *args)
+    close(with_gradients(ours), with_gradients(plain), *args)
 
 
 CONVOLUTIONS = {
@@ -176,7 +182,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_conv_bias_act(case, dtype):
@@ -186,13 +192,13 @@ def test_conv_bias_act(case, dtype):
     args = [random(s, dtype, seed) for seed, s in enumerate([lhs, rhs, (shape[layout[1]],), shape])]
     ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, **static, bias=b, activation="silu", residual=r)
     plain = functools.partial(conv, "silu", static)
-    close(ours, plain, *args)
-    close(jax.grad(summed(ours), (0, 1, 2, 3)), jax.grad(summed(plain), (0, 1, 2, 3)), *args)
+    close(with_gradients(ours), with_gradients(plain), *args)
 
 
 X, W, BIAS, RESIDUAL = (random(shape, np.float32, seed) for seed, shape in enumerate([(4, 6), (6, 8), (8,), (4, 8)]))
 
 
+@pytest.mark.slow
 def test_every_transformation_of_linear():
     """A split contraction falls apart: the sum over devices comes before the activation."""
     ours = lambda x, w, b, r: jaxext.linear(x, w, b, activation="gelu_tanh", residual=r)
@@ -215,6 +221,7 @@ def test_every_transformation_of_a_gate():
     testing.check_op(ours, functools.partial(gated, "silu"), (X, w), splits=splits, show=False).raise_if_failed()
 
 
+@pytest.mark.slow
 def test_every_transformation_of_a_convolution():
     static: Any = dict(window_strides=(1,), padding="SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC"))
     args = [random(s, np.float32, seed) for seed, s in enumerate([(4, 2, 2), (2, 1, 2), (2,), (4, 2, 2)])]

@@ -60,6 +60,7 @@ def fuzz(*arguments, path=()):
     return done.returncode, done.stdout
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", [1070, 1116])
 def test_seeds(start):
     """Seed 1074 found float8 sums rounded to float8, and 1120 and 1122 windows that read beyond an input of which nothing is left."""
@@ -98,6 +99,7 @@ def call_like(op) -> int:
     raise AssertionError
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "op, seeds, wrong",
     [

@@ -35,6 +35,7 @@ def halved(monkeypatch):
     monkeypatch.setattr(xla_gram, "_gains", lambda call: True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("blocks", [False, True], ids=["a dot", "blocks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 def test_values_and_bits(dtype, blocks, monkeypatch):
@@ -109,7 +110,7 @@ def test_derivatives_of_any_order(monkeypatch):
     halved(monkeypatch)
     x = jnp.asarray(random((3, 2), np.float64, 0))
     for derivative in (jax.hessian, lambda f: jax.jacrev(jax.jacrev(f)), lambda f: jax.jacfwd(jax.jacrev(jax.jacfwd(f)))):
-        got, want = (derivative(lambda x, f=f: jnp.sin(f(x)).sum())(x) for f in (jaxext.gram, lambda x: x @ x.T))
+        got, want = (jax.jit(derivative(lambda x, f=f: jnp.sin(f(x)).sum()))(x) for f in (jaxext.gram, lambda x: x @ x.T))
         np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-12)
 
 
@@ -130,6 +131,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", [*(pytest.param(name, marks=pytest.mark.slow if name == "batch" else ()) for name in SPLITS)])
 def test_every_transformation(case):
     shape, split = SPLITS[case]

@@ -41,6 +41,7 @@ def pullback(f):
 DERIVATIVES = {"value": lambda f: f, "gradient": pullback, "second": lambda f: pullback(pullback(f))}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "dtype, of",
     [*((np.float32, of) for of in DERIVATIVES), (ml_dtypes.bfloat16, "gradient"), (np.float64, "value")],
@@ -114,7 +115,7 @@ CONVS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("derivative", [lambda f: f, pullback], ids=["value", "gradient"])
 @pytest.mark.parametrize("case", CONVS)
 def test_convolutions(case, derivative):
@@ -134,6 +135,7 @@ def gated(x, w):
     return jaxext.gated_linear_unit(x, jnp.stack([w, w[::-1]], 1), activation="silu")
 
 
+@pytest.mark.sampled(1, "gated-gradient")
 @pytest.mark.parametrize("derivative", [lambda f: f, pullback], ids=["value", "gradient"])
 @pytest.mark.parametrize("f", [linear, gated])
 def test_epilogues(f, derivative):

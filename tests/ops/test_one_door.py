@@ -64,6 +64,7 @@ def reference(x, w):
     return jnp.einsum("nkc,kmc->nmc", x, w)
 
 
+@pytest.mark.slow
 def test_conformance(door):
     product, kernel = door
     split = testing.Split((P("x"), P()), P("x"))

@@ -58,6 +58,7 @@ def linen_layers(**ops):
 OURS = dict(conv=jaxext.conv_general_dilated, dot=jaxext.dot_general)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", linen_layers())
 def test_linen(name):
     (ours, shape), (stock, _) = linen_layers(**OURS)[name], linen_layers()[name]
@@ -166,6 +167,7 @@ def stock_models():
     }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", stock_models())
 def test_stock_layers_in_place_of_lax(name):
     (params, apply), x, expected = stock_models()[name]

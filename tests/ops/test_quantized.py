@@ -65,6 +65,7 @@ EACH = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("scales", "layout"), EACH)
 def test_scales_and_layouts(scales, layout):
     """Products are exact in each layout of the operands, with scales of several dtypes."""
@@ -196,6 +197,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in SPLITS if name != "blocks")])
 def test_every_transformation(case):
     *shapes, split = SPLITS[case]
@@ -208,7 +210,7 @@ def test_derivatives_of_any_order():
     double = functools.partial(jaxext.scaled_dot, preferred_element_type=jnp.float64)
     both = (lambda x, w, s, t: double(x, w, lhs_scale=s, rhs_scale=t)), plain
     for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n)):
-        one, other = (derivative(lambda *args, f=f: jnp.sin(f(*args)).sum(), (0, 1, 2, 3))(*args) for f in both)
+        one, other = (jax.jit(derivative(lambda *args, f=f: jnp.sin(f(*args)).sum(), (0, 1, 2, 3)))(*args) for f in both)
         for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
 

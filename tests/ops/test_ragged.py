@@ -88,6 +88,7 @@ def test_every_role(sizes):
     np.testing.assert_array_equal(jaxext.ragged_dot_general(x, W.swapaxes(1, 2), sizes, nt), of_rows(X, W, sizes))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32", "complex64", "float8_e4m3fn"])
 def test_dtypes(dtype):
     x, w, y = operands(jnp.dtype(dtype))
@@ -156,7 +157,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_way_to_compute(way, dtype, monkeypatch):
@@ -226,6 +227,7 @@ GENERAL = {
 }
 
 
+@pytest.mark.sampled(4, "more contracted")
 @pytest.mark.parametrize("name", GENERAL)
 def test_dimension_numbers(name):
     """Shapes and values are lax's, which is right wherever sizes are defined, except that it ignores the sizes of a ragged batch."""
@@ -348,6 +350,7 @@ def reference(x, w, sizes):
     return jnp.einsum("mk,mg,gkn->mn", x, inside.astype(x.dtype), w)
 
 
+@pytest.mark.slow
 def test_every_transformation():
     """Sizes are rolled, and so add up to as many rows, in the vmap of the sizes."""
     x, w = random((8, 2), np.float32, 1), random((4, 2, 3), np.float32, 2)
@@ -399,7 +402,7 @@ def test_derivatives_of_any_order():
     x, w = random((5, 2), np.float64, 1), random((2, 2, 3), np.float64, 2)
     f, g = (functools.partial(lambda of, x, w: jnp.sin(of(x, w, ints(2, 2))).sum(), of) for of in (jaxext.ragged_dot, reference))
     for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n), lambda f, n: jax.jacfwd(jax.jacfwd(jax.jacfwd(f, n), n))):
-        got, want = (jax.tree.leaves(derivative(of, (0, 1))(x, w)) for of in (f, g))
+        got, want = (jax.tree.leaves(jax.jit(derivative(of, (0, 1)))(x, w)) for of in (f, g))
         for one, other in zip(got, want, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
@@ -460,6 +463,7 @@ def many_operands():
     return x, w, y, ints(3, 0, 9, 5, 0, 7, 2, 1)
 
 
+@pytest.mark.sampled(5, "contraction-explicit")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", SPLITS)
 def test_devices(name, kind):

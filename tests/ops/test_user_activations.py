@@ -80,6 +80,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.sampled(2, "causal_conv1d")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_function_of_a_traced_number(name):
     """PReLU with a learned slope (jax #2912): no derivative is lost, and no tracer leaks into a cache."""

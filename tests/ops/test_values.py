@@ -63,6 +63,7 @@ def check_against_lax(cases, dtype, **kwargs):
                 check(y, y_lax, true)
 
 
+@pytest.mark.sampled(2, "24")
 @pytest.mark.parametrize("first", range(0, len(CASES), 8))
 def test_every_case_with_its_gradients(first):
     """float32 against float64; and bfloat16 to float32, which lax's convolution cannot differentiate, on integers, bit for bit."""
@@ -84,11 +85,13 @@ OF_ALL_DTYPES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, jnp.bfloat16, *F8, np.complex64, np.complex128], ids=lambda d: np.dtype(d).name)
 def test_dtypes(dtype):
     check_against_lax(OF_ALL_DTYPES, dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.bool_], ids=lambda d: np.dtype(d).name)
 def test_integers_and_booleans_are_exact(dtype):
     args = [case.operands(dtype) for case in OF_ALL_DTYPES]
@@ -234,6 +237,7 @@ TRANSPOSED = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("strides", "padding", "kwargs"), [t[1:] for t in TRANSPOSED], ids=[t[0] for t in TRANSPOSED])
 def test_conv_transpose(strides, padding, kwargs):
     x, w = {

@@ -46,6 +46,7 @@ def check(ours, whole, *args, which):
     near(jax.jit(total(ours))(*args), total(whole)(*args))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("taps", [1, 2, 4, 5])
 def test_values_and_gradients(taps):
     x, weight, bias, state = some(taps)
@@ -71,6 +72,7 @@ def test_packed_sequences():
     check(lambda *args: ours(*args, numbers), whole, x, weight, bias, which=(0, 1, 2))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("taps", "steps", "lengths"),
     [(4, 32, ((2, 30), (9, 23))), (6, 16, ((3, 13), (1, 1, 14))), (12, 8, ((8,), (5, 3)))],

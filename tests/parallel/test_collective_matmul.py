@@ -92,6 +92,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_derivatives(case, steps):
     """Derivatives are of both modes and of second order; the gradient of the matrix is added up over an axis that splits the batch."""
@@ -119,6 +120,7 @@ def test_one_operand_replicated(function, steps):
         assert sum(op.name == "stablehlo.all_reduce" for op in operations(got.lower(a, b))) == 1
 
 
+@pytest.mark.sampled(2)
 @each
 def test_vmap_and_batches(function, steps):
     """vmap over either operand or both, inside and around; batches as matmul has them, in both operands, in one or broadcast."""
@@ -305,6 +307,7 @@ def test_under_checkpoint(function):
         same(jax.jit(gradients(wrapped(split(function))))(a, b), jax.jit(gradients(jnp.matmul))(a, b))
 
 
+@pytest.mark.sampled(2)
 @each
 def test_dtypes(function, steps):
     """Sums of parts are in the dtype of the result: in float32 for bfloat16 operands, if that is asked for."""

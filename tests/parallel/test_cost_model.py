@@ -112,6 +112,7 @@ SPLITS = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("form", "sizes", "split"), SPLITS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_every_role_under_jit(form, sizes, split):
     """The form's own primitives, on arrays of one axis per label."""

@@ -110,7 +110,7 @@ def values_and_gradients():
     return both(split(4)), both(whole)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients(sizes):
     """NaN in rows of no expert reaches nothing."""
@@ -120,12 +120,14 @@ def test_values_and_gradients(sizes):
     close(got, want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [1, 2, 8])
 def test_other_numbers_of_devices(n):
     args = some(n, random_sizes(n, n))
     close(jax.jit(split(n))(*args), whole(*args))
 
 
+@pytest.mark.sampled(1)
 def test_derivatives_of_derivatives():
     x, weights, sizes = some(2, random_sizes(2, 5))
     x = np.nan_to_num(x)
@@ -138,6 +140,7 @@ def test_derivatives_of_derivatives():
     close(along(split(2)), along(whole), 1e-9)
 
 
+@pytest.mark.sampled(1)
 def test_vmap_outside():
     x, weights, _ = some(2, random_sizes(2, 7))
     xs, sizes = np.stack([np.nan_to_num(x), np.nan_to_num(x)[:, ::-1]]), np.stack([random_sizes(2, 8), random_sizes(2, 9)]).astype(np.int32)
@@ -150,6 +153,7 @@ def test_pmap():
     close(jax.pmap(lambda x, w, s: expert_parallel(experts, x, w, s, axis_name="x"), "x")(x, parts, sizes), whole(x, weights, sizes))
 
 
+@pytest.mark.sampled(1)
 def test_sizes_that_all_devices_share():
     """They do not vary over the axis; nor need the rows."""
     x, weights, sizes = some(4, [[1, 2, 0, 3, 1, 0, 2, 1]] * 4)
@@ -168,6 +172,7 @@ def kept(sizes, devices, capacity):
     return np.array(rows + [False] * (M - len(rows)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("capacity", [0, 1, 3, 50])
 def test_rows_beyond_the_capacity_are_dropped(capacity):
     """Their results and gradients are zero, and those of others are what they were."""
@@ -194,6 +199,7 @@ def test_other_shapes_and_dtypes():
     np.testing.assert_array_equal(got, jax.vmap(wider, (0, None, 0))(x, weights["up"], sizes))
 
 
+@pytest.mark.sampled(1)
 def test_what_is_sent(how):
     """Rows go and come back once, and their sizes go; in the backward pass cotangents do."""
     x, weights, sizes = some(4, random_sizes(4, 2))

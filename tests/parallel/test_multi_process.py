@@ -36,6 +36,7 @@ def test_both_processes_end(results):
         assert (results / f"printed.{index}").read_text().endswith("\nended with status 0")
 
 
+@pytest.mark.slow
 def test_the_example(capsys):
     """Its processes have the same losses, which fall, and which one device alone finds too."""
     assert multi_process.main(["--timeout", "60"]) == 0  # by which the one may finish before the other, on a busy computer
@@ -55,6 +56,7 @@ SILENT = r"stopped sending heartbeats\):\n\[0\] .*\b1\n"
 LOST = "error information from remote target coordination_service"  # of the connection: closed, or reset if something was under way
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("killed", "message"), [(1, SILENT), (0, LOST)], ids=["another", "the coordinator"])
 def test_a_process_that_is_killed(killed, message, capsys):
     """The other is told at once if that was the coordinator, else when it has sent no heartbeat for a time: it ends, and does not wait."""

@@ -35,6 +35,7 @@ def close(actual, expected, error=1e-10):
         np.testing.assert_allclose(x, y, rtol=error, atol=error * max(1.0, float(np.abs(y).max(initial=0))))
 
 
+@pytest.mark.sampled(3, "causal convolution", "recurrent", "made of parameters")
 @pytest.mark.parametrize("name", LOSSES)
 def test_values(name):
     loss, p, batch = LOSSES[name]
@@ -155,6 +156,7 @@ def test_infinities():
     assert np.isnan(jaxext.privacy.clipped_grad(loss, l2_clip_norm=1.0, nan_safe=False)(jnp.ones(3), x)).any()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtypes", "error"), [((np.float32, np.float32), 1e-5), ((np.float64, np.float32), 1e-5), ((jnp.bfloat16, np.float32), 0.03)]
 )
@@ -190,6 +192,7 @@ def repeated(batch, times=16):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["mlp", "convolutions of jaxext", "transformer"])
 def test_a_batch_over_devices(name):
     """Each device computes with its examples: nothing of them is gathered."""
@@ -208,6 +211,7 @@ def test_a_batch_over_devices(name):
     assert "all-gather" not in text and "all-to-all" not in text and "all-reduce" in text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["mlp", "convolutions of jaxext"])
 @pytest.mark.parametrize("explicit", [False, True], ids=["shard_map", "explicit"])
 def test_other_shardings(explicit, name):
@@ -223,6 +227,7 @@ def test_other_shardings(explicit, name):
         close(jax.tree.map(np.asarray, jax.jit(find)(p, split)), expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "specs",
     [

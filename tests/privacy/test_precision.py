@@ -37,6 +37,7 @@ def in_dtype(dtype, tree):
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WAYS)
 def test_bfloat16(name):
     """The truth is in float64, of the same numbers.  Cotangents and gradients are rounded to 8 bits, and `vmap(grad)` rounds no less."""

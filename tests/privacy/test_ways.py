@@ -179,6 +179,7 @@ EMPTY: dict[str, Any] = {  # the shape of an example, and the padding
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dilation", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("name", EMPTY)
 def test_convolutions_without_outputs(name, dilation):

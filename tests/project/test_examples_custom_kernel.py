@@ -56,6 +56,7 @@ def test_the_ffi_kernel_in_every_role_and_shape(example):
         op(x.astype(np.float64), w.astype(np.float64))
 
 
+@pytest.mark.slow
 def test_the_cross_entropy_in_every_transformation(example):
     """The conformance kit with the kernels of the loss and of its gradient, which are the ones that run."""
     if reason := example.compiled():
@@ -181,6 +182,7 @@ print("right loss and gradient")
 """
 
 
+@pytest.mark.slow
 def test_the_triton_kernel_in_every_role():
     """The kernel runs in Triton's interpreter, in a process of its own: more tiles than one along every axis, none of them full."""
     pytest.importorskip("triton")

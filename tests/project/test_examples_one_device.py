@@ -146,6 +146,7 @@ def test_arguments_that_are_refused(example, args, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="triton runs there")
 def test_fp8_training(capsys):
     """The accuracy is within 0.3 % of bfloat16, by products of jaxext alone."""
@@ -164,6 +165,7 @@ def test_the_named_implementation_is_asked(example):
         example.main(["--implementation", "triton"])
 
 
+@pytest.mark.slow
 def test_mamba(capsys, tmp_path):
     out = said(capsys, mamba, "--epochs", "8", "--plot", str(tmp_path / "plot.png"))
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", out)]
@@ -198,6 +200,7 @@ def test_muon(capsys, tmp_path):
     assert sorted(rows) == sorted(3 * products(jaxext.newton_schulz, params[0][0]))  # of matrices of three shapes
 
 
+@pytest.mark.slow
 def test_muon_notices_another_iteration(capsys, monkeypatch):
     pytest.importorskip("optax")
     whole = jaxext.newton_schulz
@@ -207,6 +210,7 @@ def test_muon_notices_another_iteration(capsys, monkeypatch):
     assert "The same losses as optax's: False" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_dp_sgd(capsys, tmp_path):
     out = said(capsys, dp_sgd, "--epochs", "2", "--plot", str(tmp_path / "plot.png"))
     assert "no gradient is written" in out and out.count("of the gradients are clipped") == 2

@@ -153,6 +153,7 @@ def test_a_network_that_gathers_is_a_failure(monkeypatch, capsys):
 # --- image_convolution
 
 
+@pytest.mark.slow
 def test_the_picture_and_what_is_read_from_it(tmp_path, capsys):
     path = tmp_path / "picture.png"
     assert image_convolution.main(["--every", "8", "--plot", str(path)]) == 0
@@ -268,6 +269,7 @@ def test_the_mixture_is_that_of_its_formula():
     np.testing.assert_allclose(got, x + np.einsum("ne,nek->nk", kept, of_all), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_experts_that_lose_rows_are_a_failure(capsys, monkeypatch):
     whole = jaxext.parallel.expert_parallel
     monkeypatch.setattr(jaxext.parallel, "expert_parallel", functools.partial(whole, capacity=2))

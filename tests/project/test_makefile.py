@@ -79,10 +79,11 @@ def test_the_long_tail_is_left_out_unless_asked_for(tmp_path):
     def chosen(*arguments):
         return re.findall(r'-m pytest .*-m "(.*?)" (.*)', would_run(tmp_path, *arguments))
 
-    assert chosen("test") == [("not slow", "tests"), ("not slow", "tests/kernels")]
+    quick = "not slow and not cuda"
+    assert chosen("test") == [(quick, "tests"), (quick, "tests/kernels")]
     assert chosen("test-all") == [("", "tests"), ("", "tests/kernels")]
     assert chosen("test", "MARK=slow", "TESTS=tests/project/test_demo.py") == [("slow", "tests/project/test_demo.py")]
-    assert chosen("test", "TESTS=tests/kernels/test_conv.py") == [("not slow", "tests/kernels/test_conv.py")]
+    assert chosen("test", "TESTS=tests/kernels/test_conv.py") == [(quick, "tests/kernels/test_conv.py")]
 
 
 def test_the_hooks_are_the_parts_of_lint(tmp_path):

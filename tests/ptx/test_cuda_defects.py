@@ -24,6 +24,8 @@ from jaxext.ops.conv import cuda_dense as cuda_conv
 from jaxext.ops.conv import cuda_depthwise
 from jaxext.ops.scaled import cuda_weight_only
 
+pytestmark = pytest.mark.cuda
+
 
 def row_of(rows, **wanted):
     return next(row for row in rows if wanted.items() <= row.items())

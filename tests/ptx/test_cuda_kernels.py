@@ -31,6 +31,8 @@ from jaxext.ops.matmul import cuda as cuda_matmul
 from jaxext.ops.scaled import cuda as cuda_scaled
 from jaxext.ops.scaled import cuda_weight_only
 
+pytestmark = pytest.mark.cuda
+
 TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block computes several tiles
 
 

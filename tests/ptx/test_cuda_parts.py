@@ -13,6 +13,8 @@ from ptxsim import LATE
 
 from jaxext.ops.conv import cuda_dense as cuda_conv
 
+pytestmark = pytest.mark.cuda
+
 PROBLEMS = {  # with the number of parts
     "wgrad": (cuda_convs.problem("wgrad", (5, 6), (3, 3), N=31, G=1, C=16, K=24, low=1, high=1), 31),
     "dgrad": (cuda_convs.problem("dgrad", (11, 10), (3, 4), N=2, G=1, C=16, K=24, low=1, high=1, stride=3), 9),

@@ -9,6 +9,8 @@ import pytest
 from cuda_kernels import compiled, launch
 from ptxsim import EARLY, LATE, Input, Output
 
+pytestmark = pytest.mark.cuda
+
 ADDRESSES = [i << 44 for i in (1, 2, 3)]
 
 

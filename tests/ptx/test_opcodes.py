@@ -17,6 +17,7 @@ KINDS = {  # of Triton's kernels: the kinds of numbers for each target, which mu
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel, arch", KINDS)
 def test_kernels_of_triton(kernel, arch):
     """A few; the tests that run them look at each."""

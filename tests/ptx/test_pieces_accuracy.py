@@ -13,6 +13,8 @@ from cuda_kernels import execute
 from cuda_launches import PIECES
 from ptxsim import LATE
 
+pytestmark = pytest.mark.cuda
+
 ROWS, DEPTH, COLUMNS = 64, 96, 64
 ROLES = {"nn": lambda a, b: (a, b), "nt": lambda a, b: (b.T, a), "tn": lambda a, b: (a.T, b)}  # operands in the order of slots
 QUICK = {("nn", 3), ("tn", 2)}

@@ -119,6 +119,7 @@ def test_a_planted_defect_is_found(name, pattern, replacement, which, wanted):
     assert re.search(wanted, said(lambda late: call.check(call.execute(operands, late, broken), operands, integers=True)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CALLS)
 def test_without_a_defect_nothing_is_said(name):
     made(name).execute_and_check()

@@ -77,7 +77,7 @@ def picks():
 PICKS: list[Any] = list(picks())
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(3, "nn-fp8-sm_90")
 @pytest.mark.parametrize(("case", "role", "numbers", "arch", "config"), PICKS)
 def test_pick(case, role, numbers, arch, config):
     config = dataclasses.replace(config, splits=min(config.splits, MOST_SPLITS))
@@ -132,7 +132,7 @@ def edges():
 EDGES = list(edges())
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(6, "conv-dgrad-all_strides-sm_80", "matmul-nn-no_k-sm_90", "depthwise-fprop-causal k4-sm_80")
 @pytest.mark.parametrize(("kernel", "problem"), EDGES)
 def test_edges(kernel, problem):
     run(call(kernel, problem))
@@ -213,7 +213,7 @@ def ragged(role, numbers, epilogue, arch):
     return call("ragged", dataclasses.replace(problem, epilogue=OF_RAGGED[epilogue]), RANGES)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "call", each(ragged, test_ragged_kernel.ROLES, ["bf16", "fp32"], ["plain"], ARCHS, slow=lambda *key: "fp32" in key)
 )
@@ -221,6 +221,7 @@ def test_ragged(call):
     run(call)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", each(ragged, ["nn"], ["bf16"], ["rectified", "gated"], ARCHS))
 def test_ragged_with_epilogue(call):
     run(call)
@@ -232,6 +233,7 @@ def causal(role, given, arch):
     return call("causal", dataclasses.replace(problem, arch=arch), splits=MOST_SPLITS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "call", each(causal, test_causal_kernel.ROLES, ["plain", "state", "packed, state"], ARCHS, slow=lambda *key: "state" in key)
 )
@@ -282,6 +284,7 @@ IN_PTX = [f"{kernel}: {name}" for kernel, module in OF_TESTS.items() for name in
 QUICK_OF_TESTS = {(f"{kernel}: {name}", arch) for kernel, module in OF_TESTS.items() for name, arch in module.QUICK_IN_PTX}
 
 
+@pytest.mark.sampled(2, "gram: splits-80")
 @pytest.mark.parametrize("call", on_each(call_of_tests, IN_PTX, quick=QUICK_OF_TESTS))
 def test_problems_of_the_kernels_own_tests(call):
     run(call)

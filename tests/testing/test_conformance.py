@@ -42,6 +42,7 @@ SPLITS = (
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("problem", "splits"), SPLITS, ids=lambda v: str(v) if isinstance(v, Problem) else "")
 def test_products(problem, splits):
     report = testing.check_op(

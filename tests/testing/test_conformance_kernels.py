@@ -58,6 +58,7 @@ def registered(**attributes):
     extend.register(form(), Einsum("mine", **attributes), replace=True)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_in_one_role():
     """The kernel is called by the operation, by a function around it and by a compiled one; the other roles are not accused."""
     registered(wrong=("w",))

@@ -25,6 +25,7 @@ def verified(*arguments, **more):
     return subprocess.run([*COMMAND, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=PATIENCE_S, **more)
 
 
+@pytest.mark.slow
 def test_the_trial_reports_every_plant_as_what_it_is(tmp_path):
     done = verified("--trial", "--json", tmp_path / "events.jsonl")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -35,6 +35,8 @@ from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
 from jaxext.ops.scaled import cuda as cuda_scaled
 from jaxext.ops.scaled.cuda_weight_only import WeightOnlyConfig
 
+pytestmark = pytest.mark.cuda
+
 COMMAND_BUFFER_COMPATIBLE = 1
 CONFIG = "tile_m tile_n tile_k cluster cluster_m cluster_n pingpong lanes strip pieces lines splits".split()
 SUBSETS = [slots for count in (3, 2, 1, 0) for slots in itertools.combinations(EPILOGUE, count)]

@@ -13,6 +13,8 @@ from benchmarks import compiled_cuda, cuda_laws
 from jaxext.backends.cuda import cuda_binding
 from jaxext.bench import cuda_names, machine_code
 
+pytestmark = pytest.mark.cuda
+
 NEWER = 100  # PTX is assembled for it, if for no other: slow
 
 MATMUL = {"arch": "90a", "source": "code", "function": "_Z1f", "kernel": "matmul_nn", "operands": "bfloat16", "result": "bfloat16"}

@@ -263,6 +263,7 @@ def test_boxes_gather_what_the_definition_asks_for(name):
         exact(case, split(splits))
 
 
+@pytest.mark.slow
 def test_random_problems():
     """A refused problem has no parts.  The phases of dgrad, with groups and the batch label, make as many parts as in the sources; sums are
     split wherever the sources split them."""

@@ -27,6 +27,8 @@ from jaxext.ops.conv import cuda_dense as cuda_conv
 from jaxext.ops.conv import cuda_depthwise
 from jaxext.ops.scaled import cuda_weight_only
 
+pytestmark = pytest.mark.cuda
+
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls: first to load a kernel; last to make descriptors, the last one only for convolutions.

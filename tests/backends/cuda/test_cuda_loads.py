@@ -7,6 +7,8 @@ from cuda_cases import INTERNAL, OK
 from cuda_launches import WEIGHT_ONLYS, ask, load, prepared, runtime
 from test_cuda_launches import FRESH, PORTABLE, SOME, one_of_each, some_weight_onlys
 
+pytestmark = pytest.mark.cuda
+
 
 def loading(case, call, device):
     """Return the loads and settings of a call that succeeds, and its launches."""

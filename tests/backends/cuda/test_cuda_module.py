@@ -34,6 +34,8 @@ if reason := cuda_binding.missing():
 
 from jaxext import _cuda_module  # noqa: E402
 
+pytestmark = pytest.mark.cuda
+
 FILE = pathlib.Path(_cuda_module.__file__)
 TABLES = compiled_cuda.tables(_cuda_module)
 ALONE = f"""

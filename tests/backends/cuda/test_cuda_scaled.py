@@ -96,6 +96,7 @@ CUTS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("of", CUTS)
 @pytest.mark.parametrize("role", test_scaled_dot.ROLES)
 def test_arrays_of_the_kernel(role, of):

@@ -17,6 +17,7 @@ NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 TARGET = "-gencode=arch=compute_90a,code=compute_90a"  # one, and no machine code: `-arch=sm_90a` compiles for two
 CUTLASS = importlib.util.find_spec("cutlass_library")
 pytestmark = [
+    pytest.mark.cuda,
     pytest.mark.skipif(NVCC is None, reason="no nvcc here"),
     pytest.mark.skipif(CUTLASS is None, reason="nvidia-cutlass is not installed: make build"),
 ]

@@ -16,6 +16,8 @@ from test_depthwise import ROLES, of_role, operands_of, problem, shape_of, truth
 from jaxext.ops.conv import cuda_depthwise
 from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
 
+pytestmark = pytest.mark.cuda
+
 CASES = triton.CASES | {
     "causal k3, several chunks": problem((37,), (3,), N=2, low=2),
     "causal k7": problem((21,), (7,), low=6),

@@ -19,6 +19,8 @@ from jaxext.ops.causal.cuda import CausalConfig
 from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
 from jaxext.ops.scaled.cuda_weight_only import WeightOnlyConfig
 
+pytestmark = pytest.mark.cuda
+
 SHIFTED = {  # faults that show where an array does not start at a multiple of 16
     "vectors of a source wherever it starts": {"x": 4},
     "vectors of a target wherever it starts": {"y": 4},

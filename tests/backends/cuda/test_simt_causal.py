@@ -12,6 +12,8 @@ from jaxext.kernels.epilogue import Epilogue
 from jaxext.ops.causal import cuda as cuda_causal
 from jaxext.ops.causal.cuda import CausalConfig
 
+pytestmark = pytest.mark.cuda
+
 DTYPES = ("fp32", "bf16", "fp16")
 ROLES = ("forward", "backward")
 ALL = dict(idx=True, state=True, idx_of_states=True)

@@ -11,6 +11,8 @@ from test_depthwise import of_role, operands_of, problem, shape_of
 from jaxext.ops.conv import cuda_depthwise
 from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
 
+pytestmark = pytest.mark.cuda
+
 ROLES = ("fprop", "dgrad")
 CASES = {
     "7x7": problem((9, 11), (7, 7), G=24, N=3, low=3, high=3),

@@ -27,6 +27,8 @@ from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
 from jaxext.ops.scaled import cuda_weight_only
 from jaxext.ops.scaled.cuda_weight_only import WeightOnlyConfig
 
+pytestmark = pytest.mark.cuda
+
 UNKNOWN = 999  # cudaErrorUnknown
 DTYPES = ("fp32", "bf16", "fp16")
 ROLES = {DEPTHWISE: ("fprop", "dgrad", "wgrad"), CAUSAL: ("forward", "backward"), WEIGHT_ONLY: ("nn",)}

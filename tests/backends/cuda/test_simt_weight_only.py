@@ -13,6 +13,8 @@ from simt_weight_only import a_problem, operands_of, shapes, true
 from jaxext.ops.scaled import cuda_weight_only
 from jaxext.ops.scaled.cuda_weight_only import TILES, WeightOnlyConfig
 
+pytestmark = pytest.mark.cuda
+
 EVERY_TILE = [pytest.param(bits, *tile, id=f"int{bits}-{tile[0]}x{tile[1]}") for bits in TILES for tile in TILES[bits]]
 CONFIG = WeightOnlyConfig(tile_m=8, tile_n=64)
 

@@ -60,6 +60,7 @@ def table(request, monkeypatch):
     return table
 
 
+@pytest.mark.sampled(1)
 def test_the_tables_are_of_the_kernels_that_are_here(table):
     """Each program of today has its row, and the facts about its launch are those of today."""
     assert table["device_code"] == device_code.digest(), MADE_ANEW
@@ -77,7 +78,7 @@ def asked(program):
     return compiled.digests(compiled.described(program) | compiled.facts(program.problem, launch))[0]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", FRESH, ids=lambda program: f"{program.problem.name}-{program.problem.arch}")
 def test_the_compiler_makes_of_a_kernel_what_the_table_says(program):
     row = compiled.compile_row(program)
@@ -109,6 +110,7 @@ def test_every_kernel_is_well_compiled(kernel, tmp_path):
     assert [compiled.line(row) for row in rows if compiled.offences(row)] == []
 
 
+@pytest.mark.sampled(24, "resnet50 3x3 fp32, 32x56x56x64", "resnet50 3x3, 32x56x56x64", "unet 3x3, 8x64x64x320", "scaled 4096 cubed")
 @pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.name)
 def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
     module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
@@ -211,6 +213,7 @@ ODD = ConvProblem(
 )  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("change", "widest"),
     [
@@ -250,7 +253,7 @@ def fused():
                 yield pytest.param(program, marks=marks, id=f"{case.kernel}-{name}-{numbers}-{arch}")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("program", list(fused()))
 def test_an_epilogue_is_well_compiled(program):
     """It holds the sums of a wide tile in the registers that the plain kernel has, and spills none."""
@@ -260,6 +263,7 @@ def test_an_epilogue_is_well_compiled(program):
     assert row["function"] == program.problem.name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns, stored", [(33, 2), (36, 8)])
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_odd_rows_beside_an_epilogue(name, columns, stored):

@@ -80,6 +80,7 @@ def a_problem(name, arch):
     return ragged, ragged.Problem(name=f"ragged_{role}", role=role, P=1, R=1, **sizes, dtypes=("bf16",) * 3, epilogue=epilogue, **common)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "arch"),
     [
@@ -102,6 +103,7 @@ def test_picks_are_well_compiled(name, arch):
         assert row["loads"].keys() & {"16", "8"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "role, channels, precision, arch",
     [("fprop", (6, 10), "tf32", 90), ("dgrad", (3, 2), "bf16x6", 90), ("wgrad", (2, 6), "ieee", 80)],

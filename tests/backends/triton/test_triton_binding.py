@@ -107,7 +107,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
@@ -127,6 +127,7 @@ def test_programs(name):
         assert "conv2d_fprop/triton_kernel_call" in lowered.as_text(debug_info=True)  # what profilers show for the operation
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_architectures(arch):

@@ -183,6 +183,7 @@ def test_geometries_are_exact_in_every_role(geometry):
         check(SIZES["depthwise"], GEOMETRIES[geometry], partitioned=(False,))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sizes_are_exact_in_every_role(sizes):
     check(SIZES[sizes], GEOMETRIES["plain"])
@@ -315,6 +316,16 @@ ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.
 over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "window", "partitioned"))
 
 
+@pytest.mark.sampled(
+    20,
+    "lax-y-sizes41-window41-False",
+    "shifts-y-sizes71",
+    "shifts-y-sizes74",
+    "loop-w-sizes89-window89-False",
+    "rows-w-sizes19-window19-False",
+    "folded-w-sizes47-window47-False",
+    "lax-y-sizes106-window106-False",
+)
 @over(PLANS)
 def test_each_algorithm_is_exact(name, open, sizes, window, partitioned):
     assert name in plans(open, sizes, window, partitioner=SPLITTER[partitioned])
@@ -364,6 +375,7 @@ WITH_SIZES = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("dtypes", "sizes"), WITH_SIZES)
 def test_dtypes(dtypes, sizes):
     """Both operands and the result have them; integers wrap."""
@@ -386,6 +398,7 @@ def test_error_is_of_the_order_of_lax(name, open, sizes, window, partitioned):
 
 
 # XLA refuses every shard_map of empty arrays alone, as the operands of "zeros" are here.
+@pytest.mark.sampled(5)
 @over([plan for plan in ALGORITHMS_AND_ROLES if plan[0] != "zeros"])
 def test_under_shard_map(name, open, sizes, window, partitioned):
     """Each device does one of two problems; a carry of a loop that forgets its varying axes is an error here."""
@@ -625,7 +638,7 @@ CROPPED = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtypes", [("float32",) * 3, ("float16", "float16", "float32"), ("bfloat16",) * 3], ids="-".join)
 @pytest.mark.parametrize("name", CROPPED)
 @pytest.mark.usefixtures("long_run")

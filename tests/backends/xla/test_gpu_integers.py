@@ -25,6 +25,7 @@ WINDOW = window((5, 4), (3, 2), stride=(2, 1), padding=((-1, 3), (2, 0)), input_
 VALUES = [(d, d) for d in ("int8", "int16", "uint32", "int64", "bool")] + [("int8", "int32"), ("uint8", "int32")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype, result", VALUES)
 def test_values_in_every_role(dtype, result):
     """Sums exceed 8 bits and wrap; truth is exact in float64."""
