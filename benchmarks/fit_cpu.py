@@ -49,7 +49,7 @@ class Row(NamedTuple):
 def measure(number: int, seed: int, worker: Worker) -> list[Row]:
     rows = []
     for n in range(number):
-        _, geometry = draw(seed, n)
+        geometry = draw(seed, n)
         sides = worker.ask((geometry, 10, 0.2), PATIENCE_S)
         if n % ROWS_OF_A_PROCESS == ROWS_OF_A_PROCESS - 1:
             worker.stop()

@@ -18,7 +18,6 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 import jaxext
-from jaxext.tuning import timing
 
 from .race import race, run
 
@@ -102,7 +101,6 @@ def by_vmap(loss):
 
 
 def rows(networks, rounds: int) -> Iterator[dict]:
-    clock, _ = timing.timer()
     for name in networks:
         network, make, sizes = NETWORKS[name]
         p, x = make(*sizes)
@@ -119,7 +117,7 @@ def rows(networks, rounds: int) -> Iterator[dict]:
         row = {"network": name, "parameters": sum(leaf.size for leaf in flat), "examples": len(x)}
         memory: dict[str, Any] = {form: jax.jit(f).lower(*arguments).compile().memory_analysis() for form, f in forms.items()}
         row["MiB"] = {form: of.temp_size_in_bytes / 2**20 for form, of in memory.items()}
-        yield row | race(forms, arguments, clock, rounds, forms["vmap, lax"])
+        yield row | race(forms, arguments, rounds, forms["vmap, lax"])
 
 
 def _flat(tree, function, labels, x, *leaves):
