@@ -4,8 +4,6 @@ import hashlib
 import pathlib
 import shutil
 
-import pytest
-
 from jaxext import _cuda_build
 from jaxext.bench import digests
 from jaxext.bench.problems import OWN
@@ -30,44 +28,31 @@ CHANGES = [
 ]
 
 
-@pytest.fixture
-def found():
-    """Return a function that computes the digests, by family and library."""
-
-    def found():
-        digests._digest.cache_clear()
-        digests._csrc.cache_clear()
-        libraries = ["triton", "cuda", "lax"]
-        of_rows = {family: digests.digests(*row, libraries, "cpu") for family, row in ROWS.items()}
-        return {(family, library): digest for family, of in of_rows.items() for library, digest in of.items()}
-
-    yield found
-    digests._digest.cache_clear()
-    digests._csrc.cache_clear()
-
-
-def test_a_mended_kernel_changes_its_own_rows(found, tmp_path, monkeypatch):
+def test_a_mended_kernel_changes_its_own_rows(tmp_path, monkeypatch, request):
+    """Without the sources of the module, the digest is of all of them."""
+    request.addfinalizer(digests._digest.cache_clear)
+    request.addfinalizer(digests._csrc.cache_clear)
     shutil.copytree(digests.KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(CSRC, tmp_path / "csrc")
     monkeypatch.setattr(digests, "KERNELS", tmp_path / "kernels")
 
-    def built():
+    def found(sources=None):
+        digests._digest.cache_clear()
+        digests._csrc.cache_clear()
         files = sorted((tmp_path / "csrc").rglob("*.*"), key=pathlib.Path.as_posix)
         hashes = "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
-        monkeypatch.setattr(_cuda_build, "SOURCES", hashlib.sha256(hashes.encode()).hexdigest())  # of which the module is made
-        return found()
+        monkeypatch.setattr(_cuda_build, "SOURCES", sources or hashlib.sha256(hashes.encode()).hexdigest())  # of which the module is made
+        of_rows = {family: digests.digests(*row, ["triton", "cuda", "lax"], "cpu") for family, row in ROWS.items()}
+        return {(family, library): digest for family, of in of_rows.items() for library, digest in of.items()}
 
-    before = built()
+    before = found()
     assert len({digest for (_, library), digest in before.items() if library == "cuda"}) == len(ROWS)
     for file, library, changed in CHANGES:
         with (tmp_path / file).open("a") as text:
             text.write("\n")
-        after = built()
+        after = found()
         assert {row for row in before if before[row] != after[row]} == {(family, library) for family in changed}, file
         assert all(after[family, "lax"] == "" for family in ROWS)
         before = after
-
-
-def test_without_the_sources_of_the_module_the_digest_is_of_all_of_them(found, monkeypatch):
-    monkeypatch.setattr(_cuda_build, "SOURCES", "of another checkout")
-    assert {digest for (_, library), digest in found().items() if library == "cuda"} == {digests.environment.codes("cpu")["cuda"]}
+    others = found("of another checkout")
+    assert {others[family, "cuda"] for family in ROWS} == {digests.environment.codes("cpu")["cuda"]}

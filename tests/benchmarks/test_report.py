@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import xml.etree.ElementTree
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import jax
 import pytest
 from msgspec import structs
-from rich.console import Console
 
 from benchmarks import gaps, pictures
 from jaxext.bench import bench_tables as tables
@@ -69,10 +67,8 @@ def test_a_report_is_read_as_it_was_written(tmp_path):
 WRONGS = {
     "another schema": (lambda d: d.update(schema="jaxext bench 2"), "schema: this is not a report of schema 'jaxext bench 1'"),
     "no time": (lambda d: d["rows"][0]["results"]["xla"].pop("ms"), "xla: Object missing required field `ms` - at `$.rows[0].results`"),
-    "an unknown field": (lambda d: d["rows"][0].update(speed=1), "unknown field `speed` - at `$.rows[0]`"),
     "their order": (lambda d: d["rows"][0]["results"]["lax"].update(ms=[3, 2, 1]), "ms: got [3.0, 2.0, 1.0], want 0 < first quartile"),
     "a dtype": (lambda d: d["rows"][0].update(dtype="float31"), "dtype: got 'float31', want of bool, int8"),
-    "a name twice": (lambda d: d["rows"].append(d["rows"][0]), "rows: got two of name 'a, 8x56 fprop float32'"),
 }
 
 
@@ -108,18 +104,14 @@ def test_means():
     assert (cuda.ours, cuda.other, cuda.rows, cuda.geometric_mean, cuda.losers) == ("cuda", "best", 1, pytest.approx(2), 0)
 
 
-@pytest.mark.parametrize("results, dtype, faults", [
-    ({"cuda": result(1.0, error=1e-3)}, "float32", 0),
-    ({"cuda": result(1.0, error=3e-3)}, "float32", 1),
-    ({"cuda": result(1.0, error=3e-3)}, "bfloat16", 0),
-    ({"cuda": result(1.0, error=1e-9)}, "int8", 1),
-    ({"cuda": result(1.0, error=math.nan)}, "float32", 1),
-    ({"cuda": result(1.0, error="no truth: memory")}, "float32", 0),
-    ({"xla": Failure("out of memory"), "triton": REFUSAL}, "float32", 1),
-    ({"lax": Failure("out of memory"), "xla": Failure("out of memory")}, "float32", 0),
+@pytest.mark.parametrize("error, dtype, wrong", [
+    (1e-3, "float32", False),
+    (3e-3, "float32", True),
+    (3e-3, "bfloat16", False),
+    (1e-9, "int8", True),
 ])  # fmt: skip
-def test_faults(results, dtype, faults):
-    assert len(findings.faults(row(dtype=dtype, **{"lax": 1.0} | results))) == faults
+def test_wrong_results(error, dtype, wrong):
+    assert bool(findings.faults(row(dtype=dtype, lax=1.0, cuda=result(1.0, error=error)))) == wrong
 
 
 @pytest.mark.parametrize("before, after, verdict", [
@@ -131,13 +123,6 @@ def test_faults(results, dtype, faults):
 ])  # fmt: skip
 def test_noise(before, after, verdict):
     assert findings.compared(before, after) == verdict
-
-
-def printed(show, *arguments):
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))
-    with console.file:
-        show(*arguments, console)
-    return console.export_text()
 
 
 def test_comparison():
@@ -156,18 +141,6 @@ def test_comparison():
     ]
     assert [(change.name, change.library) for change in found.regressions] == [("a fprop float32", "xla")]
     assert found.warnings == ("device: Some CPU, then Another", "the shapes differ, so that it is not compared: c fprop float32")
-    assert "missing: b fprop float32" in printed(tables.print_comparison, found)
-
-
-def test_findings_are_printed():
-    text = printed(tables.print_findings, WHOLE)
-    for said in (
-        "triton refused: the platform is 'cpu'",
-        "left out, for want of time: b",
-        "xla lax 0.5 of 1.5 MISSED [a, 8x56 dgrad float32]",
-    ):
-        assert said in text
-    assert "WRONG: xla is wrong: relative error nan, want at most 0.002 [[c] fprop float32]" in text
 
 
 @pytest.mark.parametrize("width", [80, 120, 240])
