@@ -1,16 +1,15 @@
-"""The headline rows: which they are, in which order they are measured, and what is left when a library hangs, dies, fails or is mended."""
+"""The headline rows: in which order they are measured, and what is left when a library hangs, dies, fails or is mended."""
 
 import functools
 import math
+import os
 import re
 import signal
 import time
 from unittest import mock
 
-import headline_stand_ins
 import jax
 import pytest
-from headline_stand_ins import CHOSEN, HELLO, row
 from msgspec import structs
 
 from benchmarks import headline, headline_worker
@@ -18,33 +17,48 @@ from benchmarks.headline_rows import HEADLINE, PATHOLOGICAL, cases
 from benchmarks.worker import Worker
 from jaxext.bench import bench_report as report
 from jaxext.bench import digests, problems
-from jaxext.bench.bench_report import Failure, Refusal, Result
+from jaxext.bench.bench_report import Failure, Refusal, Result, Results
 from jaxext.tuning import timing
 
-
-def test_the_list_is_complete():
-    """Each family of kernels has rows, and each row a tiny twin."""
-    whole, twins = cases(False), cases(True)
-    assert [case.name for case in whole] == [*HEADLINE, *PATHOLOGICAL] and len({*HEADLINE, *PATHOLOGICAL}) == 49 == len(HEADLINE) + 4
-    families = {digests.family(case.tags, case.numbers) for problem in problems.PROBLEMS for case in problem.cases()}
-    assert {digests.family(case.tags, case.numbers) for case in whole} == families >= {"matmul", "pieces", "depthwise"}
-    assert len({case.name for case in twins}) == 49 and all(case.name.startswith(of.problem) for case, of in zip(twins, whole, strict=True))
+CHOSEN = cases(True)
+HELLO = headline_worker.Hello("cpu", {"device": "a stand-in", "date": "2026-01-01", "versions": {}}, "made up", None, {})
 
 
-def in_process(chosen=CHOSEN, planted=()):
+def row(at, library, result=None, chosen=CHOSEN):
+    case = chosen[at]
+    facts = {name: getattr(case, name) for name in ("name", "problem", "role", "dtype", "shapes", "flops")}
+    results = Results({library: result or Result(ms=(1.0, 1.0, 1.0), error=0.0)})
+    return report.Measured(**facts, tags=tuple(sorted(case.tags)), bytes=1, results=results)
+
+
+def answered(kind, at=0, library="", *_, planted, chosen=CHOSEN):
+    """The answer to a request; `planted`: (place of the row, library) -> a failure, a refusal, a signal or seconds to sleep."""
+    fault = planted.get((at, library))
+    if isinstance(fault, signal.Signals):
+        os.kill(os.getpid(), fault)
+    elif isinstance(fault, int):
+        time.sleep(fault)
+    elif isinstance(fault, Failure):
+        return fault
+    return 1e12 if kind == "ceiling" else row(at, library, fault if isinstance(fault, Refusal) else None, chosen)
+
+
+def serve(pipe, planted):
+    """Answer requests in place of the process that measures."""
+    pipe.send((HELLO, False))
+    while True:
+        pipe.send((answered(*pipe.recv(), planted=planted), False))
+
+
+def in_process(planted=(), chosen=CHOSEN):
     """A worker that answers at once."""
-
-    def answer(request, seconds):
-        kind, *step = request
-        return 1e12 if kind == "ceiling" else dict(planted).get(tuple(step[:2])) or row(*step[:2], chosen=chosen)
-
+    answer = lambda request, seconds: answered(*request, planted=dict(planted), chosen=chosen)
     return mock.Mock(**{"start.return_value": HELLO, "ask.side_effect": answer})
 
 
 def asked(worker):
     """The steps that a worker was asked for, each with the next case that is another one."""
-    requests = [call.args[0] for call in worker.ask.call_args_list]
-    return [(at, library, following) for kind, at, library, following, _ in (r for r in requests if r[0] == "row")]
+    return [tuple(call.args[0][1:4]) for call in worker.ask.call_args_list if call.args[0][0] == "row"]
 
 
 def begin(hello, before=()):
@@ -57,16 +71,20 @@ def run(worker, chosen, before=()):
     return headline.run(chosen, worker, functools.partial(begin, before=before), saved.append, math.inf, print), saved
 
 
-def results(whole):
-    return {(at.name, library) for at in whole.rows for library in at.results}
+def count(whole):
+    return sum(len(each.results) for each in whole.rows)
 
 
-def test_a_row_is_written_after_each_library(capsys):
+def test_each_family_of_kernels_has_rows():
+    families = {digests.family(case.tags, case.numbers) for problem in problems.PROBLEMS for case in problem.cases()}
+    assert {digests.family(case.tags, case.numbers) for case in cases(False)} == families >= {"matmul", "pieces", "depthwise"}
+
+
+def test_a_row_is_written_after_each_library():
     worker = in_process()
     whole, saved = run(worker, CHOSEN[:3])
-    assert [len(results(each)) for each in saved] == [0, 0, 0, 0, *range(1, 10), 9] and all(each.interrupted for each in saved[:-1])
+    assert [count(each) for each in saved] == [0, 0, 0, 0, *range(1, 10), 9] and all(each.interrupted for each in saved[:-1])
     assert saved[-1] is whole and not whole.interrupted and not whole.left_out and worker.stop.called
-    assert whole.ceilings == dict.fromkeys(headline.CEILINGS, 1e12) and f"{CHOSEN[0].name}: triton 1\n" in capsys.readouterr().out
     ours, lax = [(at, library) for at in range(3) for library in ("triton", "cuda")], [(at, "lax") for at in range(3)]
     assert asked(worker) == [(*step, after) for step, after in zip(ours + lax, [1, 1, 2, 2, 0, 0, 1, 2, None], strict=True)]
 
@@ -74,34 +92,32 @@ def test_a_row_is_written_after_each_library(capsys):
 def test_a_run_goes_on_with_each_result_whose_code_is_the_same(monkeypatch):
     """A mended kernel is measured again, and lax beside it is not; a library that failed is tried again, last."""
     few = CHOSEN[2:4]  # a product and a convolution
-    first, _ = run(in_process(few, {(0, "cuda"): Failure("no")}), few[:1])
-    second, _ = run(again := in_process(few), few, first.rows)
-    assert [step[:2] for step in asked(again)] == [(1, "triton"), (1, "cuda"), (1, "lax"), (0, "cuda")] and len(results(second)) == 6
+    first, _ = run(in_process({(0, "cuda"): Failure("no")}, few), few[:1])
+    second, _ = run(again := in_process(chosen=few), few, first.rows)
+    assert [step[:2] for step in asked(again)] == [(1, "triton"), (1, "cuda"), (1, "lax"), (0, "cuda")] and count(second) == 6
     known = digests._digest
     monkeypatch.setattr(digests, "_digest", lambda family, *of: known(family, *of) + "mended" * ((family, of[0]) == ("conv", "triton")))
-    third, _ = run(mended := in_process(few), few, second.rows)
-    assert [step[:2] for step in asked(mended)] == [(1, "triton")] and results(third) == results(second)
+    third, _ = run(mended := in_process(chosen=few), few, second.rows)
+    assert [step[:2] for step in asked(mended)] == [(1, "triton")] and count(third) == 6
     assert third.rows[1].digests["triton"].endswith("mended") and third.rows[0] == second.rows[0]
 
 
 def test_a_library_that_hangs_dies_or_fails_leaves_the_row_what_it_has(monkeypatch, tmp_path):
     """A process in which a library hangs or dies is replaced; one in which a library fails is not."""
     monkeypatch.setattr(headline, "LIMIT_S", 1)
-    failure = Failure("ValueError: planted")
-    planted = {(0, "cuda"): signal.SIGSEGV, (1, "triton"): failure, (1, "cuda"): "not this one", (0, "lax"): 60}
-    worker, started, path = Worker(headline_stand_ins.serve, planted), [], tmp_path / "gpu.json"
-    start = worker.start
-    monkeypatch.setattr(worker, "start", lambda until: started.append(1) or start(until))
-    whole = headline.run(CHOSEN[:2], worker, begin, functools.partial(report.write, path), math.inf, print)
+    failure, refusal = Failure("ValueError: planted"), Refusal("not this one")
+    worker = Worker(serve, {(0, "cuda"): signal.SIGSEGV, (1, "triton"): failure, (1, "cuda"): refusal, (0, "lax"): 60})
+    with mock.patch.object(worker, "start", side_effect=worker.start) as start:
+        whole = headline.run(CHOSEN[:2], worker, begin, functools.partial(report.write, tmp_path / "gpu.json"), math.inf, print)
     first, second = (of.results for of in whole.rows)
-    assert report.read(path) == whole and len(started) == 3 and not whole.left_out
+    assert report.read(tmp_path / "gpu.json") == whole and start.call_count == 3 and not whole.left_out
     assert isinstance(first["triton"], Result) and first["cuda"] == Failure("the process died: SIGSEGV")
-    assert second["triton"] == failure and second["cuda"] == Refusal("not this one")
+    assert second["triton"] == failure and second["cuda"] == refusal
     assert first["lax"] == Failure("no time in 1 s") and isinstance(second["lax"], Result)
 
 
 def test_a_process_is_waited_for_no_longer_than_the_run_may_take():
-    worker = Worker(headline_stand_ins.serve, {})
+    worker = Worker(serve, {})
     assert worker.start(time.monotonic() - 1) == Failure("no time in 0 s")
     assert worker.ask(("row", 0, "triton"), 1) == Failure("no time in 0 s")
 
@@ -109,22 +125,14 @@ def test_a_process_is_waited_for_no_longer_than_the_run_may_take():
 def test_the_process_that_measures(monkeypatch):
     """A product and a convolution, whose operands and truth a thread computes, against float64; a kernel refuses without a GPU."""
     monkeypatch.setattr(headline_worker.signal, "signal", lambda *_: None)
-    requests = [
-        ("ceiling", "copy"),
-        ("row", 0, "lax", 3, {"copy": 1e9}),
-        ("row", 3, "lax", None, {}),
-        ("row", 3, "cuda", None, {}),
-        ("row",),
-    ]
-    pipe = mock.Mock(**{"recv.side_effect": [*requests, EOFError]})
+    rows = [("row", 0, "lax", 3, {"copy": 1e9}), ("row", 3, "lax", None, {}), ("row", 3, "cuda", None, {}), ("row",)]
+    pipe = mock.Mock(**{"recv.side_effect": [("ceiling", "copy"), *rows, EOFError]})
     headline_worker.serve(pipe, True)
-    answers = [call.args[0] for call in pipe.send.call_args_list]
-    (hello, _), (rate, _), (first, _), (second, _), (refused, _), (failure, is_lost) = answers
-    assert hello.platform == "cpu" and hello.environment["versions"] and rate > 0
+    hello, rate, first, second, refused, failure = (call.args[0][0] for call in pipe.send.call_args_list)
+    assert hello.platform == "cpu" and hello.environment["versions"] and rate > 0 and isinstance(failure, Failure)
     assert (first.name, second.name) == (CHOSEN[0].name, CHOSEN[3].name)
     assert all(of.results["lax"].error < timing.law(["bfloat16"], None, "cuda") for of in (first, second))
     assert "platform is 'cpu'" in refused.results["cuda"].refused and refused.digests["cuda"]
-    assert isinstance(failure, Failure) and not is_lost
 
 
 def test_the_summary_is_short_and_its_table_last(tmp_path, capsys):
@@ -133,25 +141,23 @@ def test_the_summary_is_short_and_its_table_last(tmp_path, capsys):
     for at, case in enumerate(cases(False)):
         triton = Result(ms=(1.0, 1.0, 1.0), error=0.5 if at % 2 else 1e-6, roofline=0.5)
         failed = {"triton": triton, "cuda": Failure("RuntimeError: " + "x" * 490), "lax": Failure("no time in 25 s")}
-        rows.append(structs.replace(row(at, "lax"), name=case.name, results=report.Results(failed)))
+        rows.append(structs.replace(row(at, "lax"), name=case.name, results=Results(failed)))
     report.write(tmp_path / "gpu.json", begin(HELLO, rows))
     assert headline.main(["--read", str(tmp_path / "gpu.json")]) == 0
     lines = (text := capsys.readouterr().out).splitlines()
-    assert 8_000 < len(text) <= headline.MOST and len(lines) > 49
+    assert 8_000 < len(text) <= headline.MOST and "triton: 25 right, 24 wrong" in lines and "cuda: 49 failed" in lines
     assert all(line.startswith(name[:40]) for line, name in zip(lines[-49:], (*HEADLINE, *PATHOLOGICAL), strict=True))
     assert re.search(r"1 +FAILED +FAILED +- +50% +1.0e-06$", lines[-49]) and re.search(r"1! +FAILED +FAILED +- +- +-$", lines[-48])
-    assert "triton: 25 right, 24 wrong" in lines and "cuda: 49 failed" in lines
 
 
 def test_the_command_leaves_the_device_to_the_process_that_measures(monkeypatch, tmp_path, capsys):
     """`--resume` goes on with a report of the same device alone."""
     monkeypatch.setattr(jax, "devices", lambda *_: pytest.fail("it asks for the device"))
     monkeypatch.setattr(headline, "Worker", lambda serve, is_trial: in_process())
-    path, arguments = tmp_path / "gpu.json", ["--quick", "--json", str(tmp_path / "gpu.json")]
-    assert headline.main(arguments) == 0 and len(results(report.read(path))) == 3 * 49
-    assert headline.summary(report.read(path)) in capsys.readouterr().out
-    assert headline.main([*arguments, "--resume"]) == 0
+    path = tmp_path / "gpu.json"
+    assert headline.main(["--quick", "--json", str(path)]) == 0 and count(report.read(path)) == 3 * 49
+    assert headline.main(["--quick", "--json", str(path), "--resume"]) == 0
     monkeypatch.setitem(HELLO.environment, "device", "another")
     with pytest.raises(SystemExit):
-        headline.main([*arguments, "--resume"])
+        headline.main(["--quick", "--json", str(path), "--resume"])
     assert "is of another device" in capsys.readouterr().err
