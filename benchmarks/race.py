@@ -12,14 +12,18 @@ from jaxext.tables.environment import report
 from jaxext.tuning import timing
 
 
-def race(functions: dict[str, Callable], arguments: Sequence, rounds: int, definition: Callable) -> dict:
-    """Return the median milliseconds and the error of each function."""
+def race(functions: dict[str, Callable], arguments: Sequence, rounds: int, definition: Callable, memory: bool = False) -> dict:
+    """Return the median milliseconds and the error of each function, and with `memory` the MiB of its temporaries."""
     clock, _ = timing.timer()
     truth = timing.truth(lambda dtype, _: definition(*(x.astype(dtype) for x in arguments)))
     programs = {name: timing.compile(function, arguments) for name, function in functions.items()}
     errors = {name: timing.relative_error(program(), truth)[0] for name, program in programs.items()}
     samples = timing.take({name: clock.sampler(program) for name, program in programs.items()}, rounds, patience_s=600)
-    return {"ms": {name: statistics.median(took) for name, took in samples.items()}, "error": errors}
+    found = {"ms": {name: statistics.median(took) for name, took in samples.items()}, "error": errors}
+    if memory:
+        analyses = {name: program.compiled.memory_analysis() for name, program in programs.items()}
+        found["MiB"] = {name: analysis.temp_size_in_bytes / 2**20 for name, analysis in analyses.items()}
+    return found
 
 
 def write_rows(rows: Iterable[dict], line: Callable[[dict], str], path: pathlib.Path | None, clock: timing.Clock) -> None:

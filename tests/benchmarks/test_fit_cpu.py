@@ -22,7 +22,7 @@ def test_the_rates_of_exact_times_are_found():
         geometry = draw(SEED, number)
         assert parse(str(geometry)) == geometry
         row = Row(str(geometry), {})
-        plans = xla.plans(fit_cpu._conv(row))
+        plans = xla.plans(fit_cpu._conv(row.geometry))
         took = {plan.name: (plan.cost.run_ms, plan.cost.build_ms, 1000.0) for plan in plans if plan.cost}
         rows.append(row._replace(algorithms=took | {THEIRS: took["lax"]}))
     found, stored = fit_cpu.fit(rows), json.loads(xla_plan.FILE.read_text())
