@@ -33,6 +33,7 @@ def ptx(path, source, name):
 
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "BLOCK": "constexpr"}

@@ -42,7 +42,7 @@ def test_a_mended_kernel_changes_its_own_rows(tmp_path, monkeypatch, request):
         files = sorted((tmp_path / "csrc").rglob("*.*"), key=pathlib.Path.as_posix)
         hashes = "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
         monkeypatch.setattr(_cuda_build, "SOURCES", sources or hashlib.sha256(hashes.encode()).hexdigest())  # of which the module is made
-        of_rows = {family: digests.digests(*row, ["triton", "cuda", "lax"], "cpu") for family, row in ROWS.items()}
+        of_rows = {family: digests.digests(tags, numbers, ["triton", "cuda", "lax"], "cpu") for family, (tags, numbers) in ROWS.items()}
         return {(family, library): digest for family, of in of_rows.items() for library, digest in of.items()}
 
     before = found()

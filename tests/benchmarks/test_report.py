@@ -43,7 +43,8 @@ def row(name="a", role="fprop", *, default=("xla",), dtype="float32", numbers=No
 
 def report(*rows, **fields):
     given: dict[str, Any] = dict(environment=ENVIRONMENT, timer="wall time", not_cupti="the platform is cpu", reduced=True)
-    return Report(**given | dict(ceilings={"copy": 2e10, "float32": 1e11}, rows=rows) | fields)
+    given |= dict(ceilings={"copy": 2e10, "float32": 1e11}, rows=rows)
+    return Report(**given | fields)
 
 
 WHOLE = report(
@@ -147,7 +148,8 @@ def test_comparison():
 @pytest.mark.parametrize("shown", [["lax", "xla"], ["lax", "xla", "triton", "cuda", "cublas"]], ids=len)
 def test_a_row_fits_the_terminal(shown, width):
     """Its name has a line of its own if there is no room beside it; then the last columns are left out, if they must be."""
-    long = row("name " * 20, **dict.fromkeys(shown, 1.0) | {"xla": result(0.5)})
+    results: dict = dict.fromkeys(shown, 1.0) | {"xla": result(0.5)}
+    long = row("name " * 20, **results)
     head, text = (draw.plain for draw in (tables.head(shown, width), tables.line(long, shown, width)))
     name, *numbers = text.splitlines()
     assert max(map(len, [head, name, *numbers])) <= width and name.startswith("name name") and "xla 2.00x" in text
