@@ -29,7 +29,7 @@ CHANGES = [
 
 
 def test_a_mended_kernel_changes_its_own_rows(tmp_path, monkeypatch, request):
-    """Without the sources of the module, the digest is of all of them."""
+    """The digest is of all sources if those of the module are not here."""
     request.addfinalizer(digests._digest.cache_clear)
     request.addfinalizer(digests._csrc.cache_clear)
     shutil.copytree(digests.KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
