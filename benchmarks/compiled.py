@@ -23,7 +23,7 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -48,22 +48,7 @@ MATH = {
     **dict.fromkeys(("FFMA", "FFMA2"), "fma"),
 }
 # The facts of a row that need no compiler: `described` and `facts`.
-ASKED = (
-    "kernel",
-    "problem",
-    "role",
-    "numbers",
-    "arch",
-    "config",
-    "picked",
-    "name",
-    "warps",
-    "stages",
-    "splits",
-    "dtypes",
-    "aligned",
-    "widest",
-)
+ASKED = "kernel problem role numbers arch config picked name warps stages splits dtypes aligned widest".split()
 _RESOURCES = re.compile(r"entry function '(\w+)'.* (\d+) bytes stack frame, (\d+) bytes spill stores.* Used (\d+) registers", re.DOTALL)
 _DOT = re.compile(r"tt\.dot (?:.*inputPrecision = (\w+))?.*?: tensor<(?:1x)?(\d+)x(\d+)x(\w+)> \* tensor<(?:1x)?(\d+)x(\d+)x(\w+)>")
 
@@ -172,8 +157,8 @@ def dots(ttir: str) -> list[dict]:
     ]
 
 
-def assembled(ptx: str) -> dict:
-    """The resources of the machine code and its instruction counts: loads by width, tensor core instructions by generation."""
+def machine_code(ptx: str) -> tuple[str, str]:
+    """Return the assembler's report and the disassembly of PTX."""
     target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
     assert target
     with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +166,12 @@ def assembled(ptx: str) -> dict:
         source.write_text(ptx)
         # the newer of the two assemblers in Triton's wheel, which knows all architectures
         printed = tool("ptxas-blackwell", "-v", f"--gpu-name={target[1]}", source, "-o", cubin)
-        code = tool("cuobjdump", "-sass", cubin)
+        return printed, tool("cuobjdump", "-sass", cubin)
+
+
+def assembled(ptx: str) -> dict:
+    """The resources of the machine code and its instruction counts: loads by width, tensor core instructions by generation."""
+    printed, code = machine_code(ptx)
     resources = _RESOURCES.search(printed)
     assert resources, printed
     loads, stores, made, local, loops = collections.Counter(), collections.Counter(), collections.Counter(), [], []
@@ -269,9 +259,9 @@ def offences(row: dict) -> list[str]:
     return [law for law, broken in LAWS.items() if broken(row)]
 
 
-COLUMNS = {"registers": 10, "local": 6, "spills": 7, "shared": 7, "tensor_memory": 14, "wgmma": 6, "tcgen05": 8, "mma": 4, "fma": 5}
+COLUMNS = ("registers", "local", "spills", "shared", "tensor_memory", "wgmma", "tcgen05", "mma", "fma")
 NAME = max(len(case.name) for case in COMPILED) + 1
-HEADER = f"{'':{NAME + 29}}{'sm':>4}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "  loads"
+HEADER = f"{'':{NAME + 29}}{'sm':>4}" + " ".join(("", *COLUMNS, " loads"))
 
 
 def line(row: dict) -> str:
@@ -279,14 +269,14 @@ def line(row: dict) -> str:
     config = f"  {'*' if row['picked'] else ' '} {row['config']}"
     if "error" in row:
         return f"{where}  {row['error']}{config}"
-    numbers = "".join(f"{row[name]:>{width}}" for name, width in COLUMNS.items())
+    numbers = "".join(f" {row[name]:>{len(name)}}" for name in COLUMNS)
     loads = " ".join(f"{count}x{width}" for width, count in row["loads"].items())
     return f"{where}{numbers}  {loads:14}{config}" + "".join(f"  !! {law}" for law in offences(row))
 
 
-def compile_all(todo: list[Program], jobs: int) -> Iterator[dict]:
+def compile_all(todo: Iterable[Program], jobs: int, compile: Callable[[Program], Any] = compile_row) -> Iterator[Any]:
     """The rows, in order.  Nothing comes out of Triton's cache, which does not see when a method of a `Problem` changes."""
     deaf: Any = dict(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is for who waits for them
     with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache):
         with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), **deaf) as pool:
-            yield from pool.map(compile_row, todo)
+            yield from pool.map(compile, todo)

@@ -52,13 +52,8 @@ def kernels_in(image: Image) -> list[dict]:
     for function, code in functions(tool("cuobjdump", "-sass", cubin)).items():
         registers, stack, static, local = map(int, resources[function])
         barriers = _BARRIERS.search(attributes.get(function, ""))
-        used = {
-            "registers": registers,
-            "stack": stack,
-            "static": static,
-            "local": local,
-            "barriers": int(barriers[1], 16) if barriers else 0,
-        }
+        used = {"registers": registers, "stack": stack, "static": static, "local": local}
+        used["barriers"] = int(barriers[1], 16) if barriers else 0
         rows.append({"function": function} | describe(demangled(function)) | used | count(code))
     return rows
 
@@ -87,26 +82,15 @@ def count(code: str) -> dict:
     }
 
 
-COLUMNS = {
-    "registers": 10,
-    "stack": 6,
-    "spills": 7,
-    "shared": 7,
-    "barriers": 9,
-    "wgmma": 6,
-    "tma": 4,
-    "im2col": 7,
-    "multicast": 10,
-    "tma_stores": 11,
-}
-HEADER = f"{'':79}{'sm':>5}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "   bytes  loads, stores"
+COLUMNS = ("registers", "stack", "spills", "shared", "barriers", "wgmma", "tma", "im2col", "multicast", "tma_stores")
+HEADER = f"{'':79}{'sm':>5}" + " ".join(("", *COLUMNS, "  bytes  loads, stores"))
 
 
 def line(row: dict) -> str:
     numbers = " -> ".join(dict.fromkeys(row[slot] for slot in ("operands", "result") if slot in row))
     numbers = f"{numbers}, {row['second']}" if row.get("second", numbers) != numbers else numbers
     where = f"{row['kernel']:17}{numbers:27}{row['config'][:34]:35}{row['arch']:>5}{'' if row['source'] == 'code' else '*':1}"
-    columns = "".join(f"{row[name]:>{width}}" for name, width in COLUMNS.items())[1:]
+    columns = " ".join(f"{row[name]:>{len(name)}}" for name in COLUMNS)
     accesses = ", ".join(" ".join(f"{n}x{width}" for width, n in row[kind].items()) for kind in ("loads", "stores"))
     return f"{where}{columns}{row['bytes']:>8}  {accesses}" + "".join(f"  !! {law}" for law in offences(row))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -49,7 +50,7 @@ class Row(NamedTuple):
 def measure(number: int, seed: int, worker: Worker) -> list[Row]:
     rows = []
     for n in range(number):
-        _, geometry = draw(seed, n)
+        geometry = draw(seed, n)
         sides = worker.ask((geometry, 10, 0.2), PATIENCE_S)
         if n % ROWS_OF_A_PROCESS == ROWS_OF_A_PROCESS - 1:
             worker.stop()
@@ -65,7 +66,7 @@ def fit(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """The rates in nanoseconds, to run and to build."""
     works, run, build = [], [], []
     for row in rows:
-        for name, work in _works(_conv(row)).items():
+        for name, work in _works(_conv(row.geometry)).items():
             if name in row.algorithms:
                 works.append(vars(work))
                 run.append(row.algorithms[name][0] * 1e6)
@@ -84,8 +85,9 @@ def _fitted(counts: Sequence[str], works: Sequence[Mapping[str, float]], ns: Seq
     return {name: float(f"{rate:.3g}") for name, rate in zip(counts, np.exp(found.x), strict=True)}
 
 
-def _conv(row: Row) -> Conv:
-    (conv,) = convs(parse(row.geometry))
+@functools.cache
+def _conv(geometry: str) -> Conv:
+    (conv,) = convs(parse(geometry))
     return conv
 
 
@@ -100,7 +102,7 @@ def report(rows: Sequence[Row]) -> str:
     over_best, over_lax, slower, larger, taken = [], [], 0, 0, [0.0] * 4
     for row in rows:
         lax, found = row.algorithms.get(THEIRS), {name: took for name, took in row.algorithms.items() if name != THEIRS}
-        plan = xla.plans(_conv(row))[0].name
+        plan = xla.plans(_conv(row.geometry))[0].name
         if lax is None or plan not in found:
             continue
         costs = {name: ms + build / xla_plan.CALLS for name, (ms, build, _) in found.items()}

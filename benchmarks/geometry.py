@@ -111,11 +111,10 @@ class Geometry:
 
     def __str__(self) -> str:
         """The text that `parse` reads, without fields that have their default."""
-        words = [self.role, self.dtype]
+        words, usual = [self.role, self.dtype], Geometry(role=self.role, x=self.x, w=self.w)
         for field in dataclasses.fields(self)[2:]:
             value = getattr(self, field.name)
-            usual = {"padding": ((0, 0),) * self.rank}.get(field.name, (1,) * self.rank) if isinstance(value, tuple) else field.default
-            if field.name in ("x", "w") or value != usual:
+            if field.name in ("x", "w") or value != getattr(usual, field.name):
                 words.append(f"{field.name}={_text(value)}")
         return " ".join(words)
 

@@ -39,7 +39,7 @@ from jaxext.tuning import timing
 
 from .algorithms import side
 from .private_training import by_vmap, entropy, of_resnet, wide_resnet
-from .race import tell
+from .race import write_rows
 
 MOST = {"build": 2.0, "memory": 1.2}  # the goals, for jaxext over lax; a step is slower if all quartiles of its ratio say so
 KERNELS = 20
@@ -354,7 +354,7 @@ def main(arguments=None) -> int:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the processes share a GPU
     failed: list[str] = []
     made = rows(options.only or [*NETWORKS], options.rounds, options.dtype, options.jobs, failed)
-    tell(made, line, options.json, timing.Wall())
+    write_rows(made, line, options.json, timing.Wall())
     return bool(failed)
 
 

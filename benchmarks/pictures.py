@@ -8,10 +8,8 @@ the picture is drawn.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from jaxext.bench import findings
@@ -35,46 +33,46 @@ STYLE: Any = {
 }
 
 
-def ratios(report: Report, path: str | os.PathLike) -> None:
+def ratios(report: Report, path: pathlib.Path) -> None:
     """Draw the speedup over lax of the implementation that jaxext takes if none is named: a mark for each row, by kind of problem.
 
-    Args:
-      report: what was measured.
-      path: of the picture, whose suffix is .png or .svg; its folder is made.
-
-    Raises:
-      ValueError: the suffix is another, or no row has a time of both.
-
-    Example:
-      >>> ratios(read("cpu.json"), "ratios.svg")
+    The suffix of the path is .png or .svg.
     """
+    import matplotlib
+    from matplotlib.figure import Figure
+
     groups = {kind: [row for row in report.rows if row.kind == kind] for kind in (*KINDS, PRECISION, OTHER)}
     means = [mean for kind, rows in groups.items() if (mean := findings.mean(kind, rows, findings.DEFAULT, "lax"))]
-    if not means:
-        raise ValueError("ratios: no row has a time of lax and one of what jaxext takes by itself")
     means.sort(key=lambda mean: mean.geometric_mean)
-
-    def draw(axes):
-        axes.axvline(1, color=DARK, linewidth=1, zorder=1)
-        for y, mean in enumerate(means):
-            rows = groups[str(mean.group)]
-            _marks(axes, y, rows)
-            axes.vlines(mean.geometric_mean, y - 0.38, y + 0.38, color=DARK, linewidth=2, zorder=2)
-            text = {"xycoords": ("axes fraction", "data"), "va": "center", "color": DARK}
-            number = f"{mean.geometric_mean:.{2 if mean.geometric_mean < 10 else 1}f}×"
-            axes.annotate(number, (1.02, y), fontweight="bold", **text)
-            axes.annotate(f"{mean.losers} of {mean.rows}", (1.12, y), **text | {"color": VERMILION if mean.losers else GREY})
-        for x, heading in ((1.02, "mean"), (1.12, "slower")):
-            axes.annotate(heading, (x, len(means) - 0.45), xycoords=("axes fraction", "data"), fontsize=8, color=DARK)
-        axes.set_yticks(range(len(means)), [mean.group for mean in means])
-        axes.set_ylim(-0.6, len(means) - 0.4)
-        axes.tick_params(axis="y", length=0)
-        _ratio_axis(axes)
-        _legend(axes, *_ratio_legend([row for rows in groups.values() for row in rows]))
-
     rows, losers = (sum(getattr(mean, count) for mean in means) for count in ("rows", "losers"))
     title = f"How many times faster than lax ({rows} measured, {losers} slower)"
-    _save(path, report, title, draw, 2.2 + 0.34 * len(means))
+    height = 2.2 + 0.34 * len(means)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        _draw(figure.add_subplot(), means, groups)
+        figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.55 / height))  # type: ignore[union-attr]
+        figure.text(0.01, 1 - 0.1 / height, title, va="top", fontweight="bold", fontsize=11)
+        figure.text(0.01, 1 - 0.33 / height, _where(report), va="top", fontsize=8, color=DARK)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _draw(axes, means: list[findings.Mean], groups: dict[str, list[Measured]]) -> None:
+    axes.axvline(1, color=DARK, linewidth=1, zorder=1)
+    for y, mean in enumerate(means):
+        _marks(axes, y, groups[str(mean.group)])
+        axes.vlines(mean.geometric_mean, y - 0.38, y + 0.38, color=DARK, linewidth=2, zorder=2)
+        text = {"xycoords": ("axes fraction", "data"), "va": "center", "color": DARK}
+        number = f"{mean.geometric_mean:.{2 if mean.geometric_mean < 10 else 1}f}×"
+        axes.annotate(number, (1.02, y), fontweight="bold", **text)
+        axes.annotate(f"{mean.losers} of {mean.rows}", (1.12, y), **text | {"color": VERMILION if mean.losers else GREY})
+    for x, heading in ((1.02, "mean"), (1.12, "slower")):
+        axes.annotate(heading, (x, len(means) - 0.45), xycoords=("axes fraction", "data"), fontsize=8, color=DARK)
+    axes.set_yticks(range(len(means)), [mean.group for mean in means])
+    axes.set_ylim(-0.6, len(means) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    _ratio_axis(axes)
+    _legend(axes, [row for rows in groups.values() for row in rows])
 
 
 def _marks(axes, y: float, rows: list[Measured]) -> None:
@@ -102,38 +100,15 @@ def _ratio_axis(axes) -> None:
     axes.set_xlabel("time of lax / time of jaxext (logarithmic); the bar is the geometric mean")
 
 
-def _ratio_legend(rows: list[Measured]) -> tuple[list, list[str]]:
-    """A legend of the colours of standings and the marks of roles in the picture."""
+def _legend(axes, rows: list[Measured]) -> None:
+    """The colours of standings and the marks of roles in the picture."""
     from matplotlib.lines import Line2D
 
     standings = {findings.standing(row, findings.DEFAULT, "lax") for row in rows}
     marks = {MARKS.get(row.role, MARKS["fprop"]) for row in rows if findings.standing(row, findings.DEFAULT, "lax")}
     entries = [(Line2D([], [], color=COLOURS[it], linewidth=6), LABELS[it]) for it in COLOURS if it in standings]
     entries += [(Line2D([], [], color=DARK, marker=mark, linestyle=""), role) for mark, role in sorted(marks, key=lambda m: -LANES[m[0]])]
-    handles, labels = zip(*entries, strict=True)
-    return list(handles), list(labels)
-
-
-def _legend(axes, handles: list, labels: list[str]) -> None:
-    axes.figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-
-
-def _save(path: str | os.PathLike, report: Report, title: str, draw: Callable, height: float) -> None:
-    """Save a plot, with a title that gives the device, the date and the versions."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    path = pathlib.Path(path)
-    if path.suffix not in (".png", ".svg"):
-        raise ValueError(f"path: got {str(path)!r}, want a name that ends in .png or .svg")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        draw(figure.add_subplot())
-        figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.55 / height))  # type: ignore[union-attr]
-        figure.text(0.01, 1 - 0.1 / height, title, va="top", fontweight="bold", fontsize=11)
-        figure.text(0.01, 1 - 0.33 / height, _where(report), va="top", fontsize=8, color=DARK)
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    axes.figure.legend(*zip(*entries, strict=True), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
 
 def _where(report: Report) -> str:
@@ -144,4 +119,4 @@ def _where(report: Report) -> str:
 
 
 if __name__ == "__main__":
-    ratios(read(sys.argv[1]), sys.argv[2])
+    ratios(read(sys.argv[1]), pathlib.Path(sys.argv[2]))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 import jaxext
-from jaxext.tuning import timing
 
 from .race import race, run
 
@@ -102,7 +100,6 @@ def by_vmap(loss):
 
 
 def rows(networks, rounds: int) -> Iterator[dict]:
-    clock, _ = timing.timer()
     for name in networks:
         network, make, sizes = NETWORKS[name]
         p, x = make(*sizes)
@@ -117,9 +114,7 @@ def rows(networks, rounds: int) -> Iterator[dict]:
         forms = {form: functools.partial(_flat, tree, function) for form, function in forms.items()}
         arguments = (labels, x, *flat)
         row = {"network": name, "parameters": sum(leaf.size for leaf in flat), "examples": len(x)}
-        memory: dict[str, Any] = {form: jax.jit(f).lower(*arguments).compile().memory_analysis() for form, f in forms.items()}
-        row["MiB"] = {form: of.temp_size_in_bytes / 2**20 for form, of in memory.items()}
-        yield row | race(forms, arguments, clock, rounds, forms["vmap, lax"])
+        yield row | race(forms, arguments, rounds, forms["vmap, lax"], memory=True)
 
 
 def _flat(tree, function, labels, x, *leaves):

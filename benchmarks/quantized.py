@@ -1,9 +1,9 @@
-"""Products with quantised weights, and of scaled numbers: jaxext's against dequantise-then-dot, interleaved, with errors against float64.
+"""Products with quantised weights, and of scaled numbers, on a CPU: jaxext's against dequantise-then-dot, interleaved.
 
     python -m benchmarks.quantized --json quantized_cpu.json
 
-`dequantized` makes small numbers wide and multiplies, in one jitted program; `wide` multiplies numbers that are wide already.  Times are
-medians in ms, and errors those of the norm.  Wide numbers are float32 on a CPU and bfloat16 on a GPU, where implementations have columns.
+`dequantized` makes small numbers float32 and multiplies, in one jitted program; `wide` multiplies numbers that are float32 already.  Times
+are medians in ms, and errors those of the norm, against float64.
 """
 
 from __future__ import annotations
@@ -16,21 +16,11 @@ import jax
 import jax.numpy as jnp
 
 import jaxext
-from jaxext.tuning import timing
 
 from .race import outcome, race, run
 
-LAYERS = {  # K, N
-    "llama-3 8B, attention": (4096, 4096),
-    "deepseek-v3, expert up": (7168, 4096),
-    "llama-3 8B, up": (4096, 14336),
-    "llama-3 8B, down": (14336, 4096),
-    "deepseek-v3, expert down": (2048, 7168),
-    "deepseek-v3, attention out": (16384, 7168),
-}
+LAYER, K, N = "llama-3 8B, attention", 4096, 4096
 ROWS = (1, 4, 16, 64, 128)
-LARGE = {"8192 cubed": (8192, 8192)}  # with as many rows, on a GPU
-ON_CPU = ("llama-3 8B, attention",)  # the others say the same
 EIGHT = jnp.float8_e4m3fn
 
 
@@ -76,19 +66,18 @@ def wide(x, w):
     return jnp.matmul(_wide(x), _wide(w))
 
 
-def named(implementation: str | None) -> Callable:
-    def product(x, w):
-        if not isinstance(x, tuple):
-            return jaxext.quantized_matmul(x, w[0], implementation=implementation)
-        (x, of), (w, _) = x, w
-        scales = dict(lhs_scale=x.scale, rhs_scale=w.scale, preferred_element_type=of.dtype)
-        return jaxext.scaled_dot(x.qvalue, w.qvalue, **scales, implementation=implementation)
-
-    return product
+def ours(x, w):
+    if not isinstance(x, tuple):
+        return jaxext.quantized_matmul(x, w[0])
+    (x, of), (w, _) = x, w
+    return jaxext.scaled_dot(x.qvalue, w.qvalue, lhs_scale=x.scale, rhs_scale=w.scale, preferred_element_type=of.dtype)
 
 
 def _wide(x, quantized: bool = False) -> jax.Array:
     return x if not isinstance(x, tuple) else x[0].dequantize().astype(x[1].dtype) if quantized else x[1]
+
+
+FORMS = {"jaxext": ours, "dequantized": dequantized, "wide": wide}
 
 
 def gradient(f: Callable) -> Callable:
@@ -96,38 +85,32 @@ def gradient(f: Callable) -> Callable:
     return lambda x, w, ct: jax.vjp(lambda x: f(x, w), x)[1](ct)[0]
 
 
-def rows(layers, all_rows, rounds: int) -> Iterator[dict]:
-    gpu, (clock, _) = jax.default_backend() == "gpu", timing.timer()
-    dtype = jnp.bfloat16 if gpu else jnp.float32
-    forms = {"jaxext": named(None), "dequantized": dequantized, "wide": wide}
-    forms |= {name: named(name) for name in ("cuda", "triton", "xla")} if gpu else {}
-    sizes = [(name, M, *LAYERS[name]) for name in layers for M in all_rows]
-    sizes += [(name, K, K, N) for name, (K, N) in LARGE.items() if gpu]
-    for layer, M, K, N in sizes:
-        w = jax.random.normal(jax.random.key(0), (K, N), dtype)
-        x, ct = (jax.random.normal(jax.random.key(n), (M, n), dtype) for n in (K, N))
+def rows(all_rows, rounds: int) -> Iterator[dict]:
+    w = jax.random.normal(jax.random.key(0), (K, N), jnp.float32)
+    for M in all_rows:
+        x, ct = (jax.random.normal(jax.random.key(n), (M, n), jnp.float32) for n in (K, N))
         for kind, format in FORMATS.items():
-            row = {"layer": layer, "shape": [M, K, N], "format": kind}
-            arrays = [_pair(x, format.activations, dtype), _pair(w, format.weights, dtype)]
-            yield {"row": "forward"} | row | _race(forms, arrays, clock, rounds)
+            row = {"layer": LAYER, "shape": [M, K, N], "format": kind}
+            arrays = [_pair(x, format.activations), _pair(w, format.weights)]
+            yield {"row": "forward"} | row | _race(FORMS, arrays, rounds)
             if format.activations is None and M in (16, 128):
-                backward = {name: gradient(f) for name, f in forms.items()}
-                yield {"row": "gradient in x"} | row | _race(backward, [*arrays, ct], clock, rounds)
+                backward = {name: gradient(f) for name, f in FORMS.items()}
+                yield {"row": "gradient in x"} | row | _race(backward, [*arrays, ct], rounds)
 
 
-def _pair(x: jax.Array, quantize: Callable | None, dtype):
+def _pair(x: jax.Array, quantize: Callable | None):
     """The quantised array and its values."""
-    return x if quantize is None else ((q := quantize(x)), q.dequantize().astype(dtype))
+    return x if quantize is None else ((q := quantize(x)), q.dequantize().astype(jnp.float32))
 
 
-def _race(forms, arrays, clock, rounds) -> dict:
+def _race(forms, arrays, rounds) -> dict:
     """Quantised arrays are arguments, not constants that XLA would fold."""
     leaves, tree = jax.tree.flatten(arrays)
 
-    def of(f):
-        return lambda *leaves: f(*jax.tree.unflatten(tree, leaves))
+    def of_leaves(form):
+        return lambda *leaves: form(*jax.tree.unflatten(tree, leaves))
 
-    return race({name: of(f) for name, f in forms.items()}, leaves, clock, rounds, of(forms["wide"]))
+    return race({name: of_leaves(form) for name, form in forms.items()}, leaves, rounds, of_leaves(forms["wide"]))
 
 
 def line(row: dict) -> str:
@@ -135,7 +118,7 @@ def line(row: dict) -> str:
 
 
 def main(arguments=None) -> None:
-    run(__doc__, functools.partial(rows, LAYERS if jax.default_backend() == "gpu" else ON_CPU, ROWS), line, 7, arguments)
+    run(__doc__, functools.partial(rows, ROWS), line, 7, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Functions of the same arguments, timed in turn, with errors against float64; and rows of such figures, told and kept."""
+"""Functions of the same arguments, timed in turn, with errors against float64; and rows of such figures, printed and written."""
 
 from __future__ import annotations
 
@@ -8,52 +8,43 @@ import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-import jax
-
 from jaxext.tables.environment import report
 from jaxext.tuning import timing
 
 
-def race(functions: dict[str, Callable], arguments, clock, rounds: int, definition: Callable) -> dict:
-    """Times and errors by name, and why a function has none.  `copy` has no error: it computes something else."""
+def race(functions: dict[str, Callable], arguments: Sequence, rounds: int, definition: Callable, memory: bool = False) -> dict:
+    """Return the median milliseconds and the error of each function, and with `memory` the MiB of its temporaries."""
+    clock, _ = timing.timer()
     truth = timing.truth(lambda dtype, _: definition(*(x.astype(dtype) for x in arguments)))
-    samplers, errors, failed = {}, {}, {}
-    for name, function in functions.items():
-        try:
-            program = timing.compile(function, arguments)
-            if name != "copy":
-                errors[name] = timing.relative_error(program(), truth)[0]
-            samplers[name] = clock.sampler(program)
-        except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
-            failed[name] = str(error).splitlines()[0]
-    samples = timing.take(samplers, rounds, patience_s=600)
-    return {"ms": {name: statistics.median(took) for name, took in samples.items()}, "error": errors, "failed": failed}
+    programs = {name: timing.compile(function, arguments) for name, function in functions.items()}
+    errors = {name: timing.relative_error(program(), truth)[0] for name, program in programs.items()}
+    samples = timing.take({name: clock.sampler(program) for name, program in programs.items()}, rounds, patience_s=600)
+    found = {"ms": {name: statistics.median(took) for name, took in samples.items()}, "error": errors}
+    if memory:
+        analyses = {name: program.compiled.memory_analysis() for name, program in programs.items()}
+        found["MiB"] = {name: analysis.temp_size_in_bytes / 2**20 for name, analysis in analyses.items()}
+    return found
 
 
-def tell(rows: Iterable[dict], line: Callable[[dict], str], path: pathlib.Path | None, clock=None) -> None:
-    """A line for each row, as soon as it is known, and all of them in a file, with the clock, the default one unless it is given."""
-    told, clock = [], clock or timing.timer()[0]
+def write_rows(rows: Iterable[dict], line: Callable[[dict], str], path: pathlib.Path | None, clock: timing.Clock) -> None:
+    """Print a line for each row as soon as it is known, and write all of them to a file."""
+    known = []
     for row in rows:
         print(line(row), flush=True)
-        told.append(row)
+        known.append(row)
         if path:
-            path.write_text(json.dumps({"environment": report(), "clock": clock.name, "rows": told}, indent=1) + "\n")
-
-
-def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """The arguments that all of these benchmarks have."""
-    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    found.add_argument("--rounds", type=int, default=rounds, help="of each row (default: %(default)s)")
-    return found
+            path.write_text(json.dumps({"environment": report(), "clock": clock.name, "rows": known}, indent=1) + "\n")
 
 
 def run(
     description: str | None, rows: Callable[[int], Iterable[dict]], line: Callable, rounds: int, arguments: Sequence[str] | None
 ) -> None:
-    """Tell the rows of `rows(rounds)`, by a command's arguments."""
-    options = parser(description, rounds).parse_args(arguments)
-    tell(rows(options.rounds), line, options.json)
+    """Run a command that measures `rows(rounds)`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
+    parser.add_argument("--rounds", type=int, default=rounds, help="of each row (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    write_rows(rows(options.rounds), line, options.json, timing.timer()[0])
 
 
 def outcome(row: dict) -> str:

@@ -12,17 +12,14 @@ scans the picks of the Triton kernels for 9.0, or the kernels of a compiled CUDA
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
 import importlib
-import multiprocessing
 import os
 import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from unittest import mock
+from collections.abc import Iterator
 
 from jaxext.bench import triton_ptx
 from jaxext.bench.machine_code import Instruction, functions, instructions, tool
@@ -123,20 +120,11 @@ def _targets(instruction: Instruction) -> Iterator[int]:
         yield int(target[1], 16)
 
 
-def triton_kernels(kernel: str = "") -> Iterator[compiled.Program]:
-    """The picks for 9.0."""
-    return (program for program in compiled.programs(kernel, archs=(90,), others="picks") if program.picked)
-
-
 def scan_program(program: compiled.Program) -> tuple[str, Scan]:
     """Compile one of Triton's kernels and scan its machine code."""
     launch = importlib.import_module(f"jaxext.kernels.{program.kernel}").launch(program.problem, program.config)
-    ptx = str(triton_ptx.compile_launch(launch, program.problem).asm["ptx"])
-    with tempfile.TemporaryDirectory() as folder:
-        (source := pathlib.Path(folder, "kernel.ptx")).write_text(ptx)
-        cubin = source.with_suffix(".cubin")
-        tool("ptxas-blackwell", "--gpu-name=sm_90a", source, "-o", cubin)
-        (code,) = functions(tool("cuobjdump", "-sass", cubin)).values()
+    _, disassembly = compiled.machine_code(str(triton_ptx.compile_launch(launch, program.problem).asm["ptx"]))
+    (code,) = functions(disassembly).values()
     return f"{launch.name} {program.name}, {program.numbers}, {program.config}", scan(code)
 
 
@@ -149,20 +137,14 @@ def scan_module(module: pathlib.Path) -> Iterator[tuple[str, Scan]]:
                 yield name, scan(code)
 
 
-def scan_programs(programs: Iterable[compiled.Program], jobs: int) -> Iterator[tuple[str, Scan]]:
-    """Scan Triton's kernels.  Nothing comes out of Triton's cache."""
-    with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache):
-        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            yield from pool.map(scan_program, programs)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.register_hazards", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--kernel", default="", help="only this file of kernels/")
     parser.add_argument("--module", type=pathlib.Path, help="the compiled CUDA module instead of Triton's kernels")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
-    found = scan_module(options.module) if options.module else scan_programs(triton_kernels(options.kernel), options.jobs)
+    picks = (program for program in compiled.programs(options.kernel, archs=(90,)) if program.picked)
+    found = scan_module(options.module) if options.module else compiled.compile_all(picks, options.jobs, scan_program)
     kernels = factors = bad = 0
     for name, result in found:
         kernels, factors, bad = kernels + 1, factors + (result.factors > 0), bad + bool(result.hazards)

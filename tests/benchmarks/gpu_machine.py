@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import zipfile
 
@@ -23,35 +24,34 @@ shift && "$@"
 class Machine:
     """`commands` is a shell's cases of a Python's arguments; what they do not know goes to this Python, without its packages."""
 
-    def __init__(self, folder: pathlib.Path, commands: str, gpu: bool = True, tag: str | None = None):
-        self.checkout, self.bin, self.out = folder / "checkout", folder / "bin", folder / "out"
+    def __init__(self, folder: pathlib.Path, commands: str, tag: str = "cp{}{}".format(*sys.version_info[:2])):
+        self.checkout, self.bin, self.out, self.before = (folder / name for name in ("checkout", "bin", "out", "before"))
         for name in ("jaxext", "kernels", "benchmarks", "csrc", "tests", "wheels"):
             (self.checkout / name).mkdir(parents=True)
             (self.checkout / name / "a.py").write_text(f"# of {name}\n")
         (self.checkout / "jaxext/__init__.py").touch()
         for script in SCRIPTS.glob("*.sh"):
             shutil.copy(script, self.checkout / "benchmarks")
-        self._wheel(tag or "cp{}{}".format(*sys.version_info[:2]))
-        self.bin.mkdir()
-        python = f'#!/bin/bash\ncase "$*" in\n{commands}\n*) exec {sys.executable} -S "$@" ;;\nesac\n'
-        for name, text in {"python": python, "nvidia-smi": SMI if gpu else "#!/bin/sh\nexit 9\n", "ncu": NCU}.items():
-            (self.bin / name).write_text(text)
-            (self.bin / name).chmod(0o755)
-
-    def _wheel(self, tag: str) -> None:
         csrc = hashlib.sha256((self.checkout / "csrc/a.py").read_bytes()).hexdigest()
         with zipfile.ZipFile(self.checkout / f"wheels/jaxext-0.1.0-{tag}-{tag}-linux_x86_64.whl", "w") as wheel:
             wheel.writestr("jaxext/_cuda_build.py", f'SOURCES = "{hashlib.sha256(csrc.encode()).hexdigest()}"')
-            for name, place in (
-                ("jaxext/__init__.py", ""),
-                ("jaxext/a.py", ""),
-                ("kernels/a.py", "jaxext/"),
-            ):
+            for name, place in (("jaxext/__init__.py", ""), ("jaxext/a.py", ""), ("kernels/a.py", "jaxext/")):
                 wheel.write(self.checkout / name, place + name)
+        self.bin.mkdir()
+        python = f'#!/bin/bash\ncase "$*" in\n{commands}\n*) exec {sys.executable} -S "$@" ;;\nesac\n'
+        for name, text in {"python": python, "nvidia-smi": SMI, "ncu": NCU}.items():
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
 
-    def environment(self, **settings: str) -> dict[str, str]:
-        paths = {"PATH": f"{self.bin}:{os.environ['PATH']}", "PYTHON": str(self.bin / "python"), "OUT": str(self.out)}
-        return paths | {"COMMIT": "abc"} | settings
+    def start(self, script: str, *arguments: str, **settings: str) -> subprocess.Popen:
+        """Start a script in a session of its own."""
+        paths = {"PATH": f"{self.bin}:{os.environ['PATH']}", "PYTHON": str(self.bin / "python")}
+        environment = paths | {"OUT": str(self.out), "BEFORE": str(self.before), "COMMIT": "abc"} | settings
+        command, pipes = ["bash", str(self.checkout / "benchmarks" / script), *arguments], {"stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.STDOUT, **pipes)
 
-    def command(self, script: str, *arguments: str) -> list[str]:
-        return ["bash", str(self.checkout / "benchmarks" / script), *arguments]
+    def run(self, script: str, *arguments: str, **settings: str) -> tuple[int, str]:
+        """The status and the output of a script."""
+        process = self.start(script, *arguments, **settings)
+        said, _ = process.communicate(timeout=60)
+        return process.returncode, said

@@ -4,7 +4,6 @@ import datetime
 import importlib.util
 from unittest import mock
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -13,7 +12,7 @@ from jaxext.bench import code_digest, shipping
 from jaxext.tables import environment, table_file
 from jaxext.tables.table_format import Context, Entry, Verified
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 DAY = datetime.date(2026, 11, 26)
 KERNEL = """
@@ -28,15 +27,10 @@ def scaled_copy(x_ptr, y_ptr, BLOCK: tl.constexpr):
 """
 
 
-def ptx(folder, source, name="scaled_copy"):
+def ptx(path, source, name):
     """The PTX of a kernel in a file of its own, for an H100."""
-    import triton
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-
     from jaxext.bench.triton_ptx import without_cubin
 
-    path = folder / f"kernel_{abs(hash(source))}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
@@ -44,73 +38,59 @@ def ptx(folder, source, name="scaled_copy"):
     spec.loader.exec_module(module)
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "BLOCK": "constexpr"}
     made = triton.compiler.ASTSource(getattr(module, name), signature, constexprs={(2,): 128})
-    with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", without_cubin):
-        return str(triton.compile(made, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True}).asm["ptx"])
+    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", without_cubin):
+        return str(triton.compile(made, target=target, options={"enable_fp_fusion": True}).asm["ptx"])
 
 
 def test_a_kernel_that_is_moved_and_renamed_keeps_its_digest(tmp_path, monkeypatch):
+    """One that computes something else has another."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    before = ptx(tmp_path, KERNEL)
-    moved = ptx(
-        tmp_path,
-        "# comment\n\n\n" + KERNEL.replace("scaled_copy", "copy_of_twice").replace("    at =", "    # where\n    at ="),
-        "copy_of_twice",
-    )
-    assert before != moved and "copy_of_twice" in moved
-    assert code_digest.ptx_digest(before) == code_digest.ptx_digest(moved)
-
-
-@pytest.mark.parametrize("other", ["x * 2 - 1", "x * 3 + 1", "tl.maximum(x * 2 + 1, 0)"])
-def test_a_kernel_that_computes_otherwise_has_another_digest(other, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert code_digest.ptx_digest(ptx(tmp_path, KERNEL)) != code_digest.ptx_digest(ptx(tmp_path, KERNEL.replace("x * 2 + 1", other)))
+    renamed = KERNEL.replace("scaled_copy", "copy_of_twice")
+    before = ptx(tmp_path / "a.py", KERNEL, "scaled_copy")
+    moved = ptx(tmp_path / "b.py", "# comment\n\n\n" + renamed.replace("    at =", "    # where\n    at ="), "copy_of_twice")
+    other = ptx(tmp_path / "c.py", renamed.replace("x * 2 + 1", "x * 2 - 1"), "copy_of_twice")
+    assert before != moved and code_digest.ptx_digest(before) == code_digest.ptx_digest(moved) != code_digest.ptx_digest(other)
 
 
 SASS = """
 		Function : _ZN6jaxext6raggedEv
 	.headerflags	@"EF_CUDA_SM90"
         /*0000*/                   LDC R1, c[0x0][0x28] ;                 /* 0x00000a00ff017b82 */
-                                                                          /* 0x000fe20000000800 */
         /*0010*/                   CALL.REL.NOINC `($_ZN6jaxext6raggedEv$helper) ;   /* 0x0000000000057919 */
         /*0020*/              @!P0 FADD R5, R5, 1 ;                       /* 0x0000000000057919 */
 """
 
 
 def test_machine_code_is_its_instructions():
-    renamed = SASS.replace("ragged", "half_product").replace("0x00000a00ff017b82", "0x0")
-    assert code_digest.machine_code_digest(SASS) == code_digest.machine_code_digest(renamed)
+    digest = code_digest.machine_code_digest(SASS)
+    assert digest == code_digest.machine_code_digest(SASS.replace("ragged", "half_product").replace("0x00000a00ff017b82", "0x0"))
     for change in (("FADD R5, R5, 1", "FADD R5, R5, 2"), ("@!P0", "@P0"), ("FADD", "FMUL")):
-        assert code_digest.machine_code_digest(SASS) != code_digest.machine_code_digest(SASS.replace(*change))
+        assert digest != code_digest.machine_code_digest(SASS.replace(*change))
 
 
+# A compiled kernel and the dtype of its operands -> the kinds for which it counts.
 ROWS = {
     ("matmul_nn", "bfloat16"): ["matmul matmul_nn bf16", "matmul linear bf16", "matmul linear+z bf16"],
     ("matmul_nt", "bfloat16"): ["matmul matmul_nt bf16", "matmul linear bf16", "matmul linear+z bf16"],
     ("conv2d_wgrad", "float16"): ["conv conv2d_wgrad fp16->fp32"],
     ("depthwise_gather", "float32"): ["depthwise conv2d_fprop fp32,ieee"],
     ("depthwise_mma", "bfloat16"): ["depthwise_mma conv2d_fprop bf16"],
-    ("causal_backward", "bfloat16"): ["causal causal_conv1d_backward bf16"],
     ("wide_weight_only", "bfloat16"): ["wide_weight_only scaled_dot_w_nn bf16xi4->bf16"],
     ("scaled", "float8_e4m3fn"): ["scaled scaled_dot_xw_nn fp8e4nv->bf16"],
 }
 
 
-@pytest.mark.parametrize(("kernel", "operands"), ROWS)
-def test_kernels_of_the_module_count_for_their_kinds(kernel, operands):
+def test_kernels_of_the_module_count_for_their_kinds():
     kinds = {kind for of in ROWS.values() for kind in of}
-    row = {"kernel": kernel, "operands": operands}
-    assert {kind for kind in kinds if code_digest._is_of(row, *kind.split(" "))} == {*ROWS[kernel, operands]}
+    for (kernel, operands), expected in ROWS.items():
+        row = {"kernel": kernel, "operands": operands}
+        assert {kind for kind in kinds if code_digest._is_of(row, *kind.split(" "))} == {*expected}, kernel
 
 
 HERE = {"triton": "triton 3.6.0", "cuda": "nvcc 13.0"}
 CODES = {"triton a r bf16": "aa", "triton b r bf16": "bb", "cuda c r bf16": "cc"}
-
-
-def entry(device="H100", capability=90, **codes):
-    kinds = {
-        kind: Verified(right=True, error=0.0, compiler=HERE[kind.partition(" ")[0]], code=code) for kind, code in (CODES | codes).items()
-    }
-    return Entry.of(Context(device, capability, {}, {}), DAY, {}, kinds)
+KINDS = {kind: Verified(right=True, error=0.0, compiler=HERE[kind.partition(" ")[0]], code=code) for kind, code in CODES.items()}
 
 
 @pytest.fixture
@@ -126,7 +106,7 @@ def code(monkeypatch):
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "verified.json"
-    table_file.merge(path, [entry(), entry(device="A100", capability=80)])
+    table_file.merge(path, [Entry.of(Context(*device, {}, {}), DAY, {}, KINDS) for device in (("H100", 90), ("A100", 80))])
     return path
 
 
@@ -134,38 +114,30 @@ def recorded(path):
     return {(each.device, kind) for each in table_file.load(path) for kind in each.verified}
 
 
-def test_a_record_that_is_true_stays(code, path, capsys):
+def test_kinds_whose_code_has_changed_are_dropped_by_name(code, path, capsys):
     before = path.read_bytes()
     assert record.main(["--check"], path) == 0 and path.read_bytes() == before
     assert "6 kinds are recorded, 0 of them are stale, 0 are of compilers that are not here" in capsys.readouterr().out
-    assert record.main([], path) == 0 and len(recorded(path)) == 6
-
-
-def test_kinds_whose_code_has_changed_are_dropped_by_name(code, path, capsys):
     code["triton b r bf16"] = "changed"
     del code["cuda c r bf16"]
-    assert record.main(["--check"], path) == 1
-    assert record.main([], path) == 0
+    assert record.main(["--check"], path) == 1 and record.main([], path) == 0
     told = capsys.readouterr().out
     assert "H100, triton b r bf16: the code has changed: changed, recorded bb" in told
     assert "A100, cuda c r bf16: there are no such kernels any more" in told
     assert recorded(path) == {("H100", "triton a r bf16"), ("A100", "triton a r bf16")}
 
 
-def test_what_a_machine_verified_is_added(code, path, tmp_path):
+def test_kinds_that_a_machine_verified_are_added(code, path, tmp_path):
+    """A user's own record gets the digests of the code; what is shared has them."""
     sources = environment.codes("cuda")
-    verified = {kind: replace(of, code=None, right="b r" not in kind) for kind, of in entry().verified.items()}
-    shared = tmp_path / "shared.json"
+    verified = {kind: replace(of, code=None, right="b r" not in kind) for kind, of in KINDS.items()}
+    shared, given = tmp_path / "shared.json", tmp_path / "given.json"
     table_file.merge(shared, [Entry.of(Context("NVIDIA H100", 90, {"jax": "0.11.2"}, sources), DAY, {}, verified)])
     assert record.main(["--add", str(shared)], path) == 0
     added = next(each for each in table_file.load(path) if each.device == "NVIDIA H100")
-    assert {kind: (of.code, of.right, of.date) for kind, of in added.verified.items()} == {
-        "triton a r bf16": ("aa", True, DAY),
-        "triton b r bf16": ("bb", False, DAY),  # for all devices of this capability
-        "cuda c r bf16": ("cc", True, DAY),
-    }
-    given = tmp_path / "given.json"
-    table_file.merge(given, [msgspec.structs.replace(added, device="GH200")])  # as --share writes it
+    expected = {kind: (code, "b r" not in kind, DAY) for kind, code in CODES.items()}
+    assert {kind: (of.code, of.right, of.date) for kind, of in added.verified.items()} == expected
+    table_file.merge(given, [replace(added, device="GH200")])  # as --share writes it
     code["triton b r bf16"] = "changed"
     assert record.main(["--add", str(given)], path) == 0
     assert {each for each in recorded(path) if each[0] == "GH200"} == {("GH200", kind) for kind in CODES if "b r" not in kind}

@@ -4,8 +4,6 @@ import hashlib
 import pathlib
 import shutil
 
-import pytest
-
 from jaxext import _cuda_build
 from jaxext.bench import digests
 from jaxext.bench.problems import OWN
@@ -19,60 +17,42 @@ ROWS = {
     "ragged": (("ragged",), "bfloat16"),
     **{digests.family(problem.tags, ""): (problem.tags, problem.numbers[0]) for problem in OWN},
 }
+# A file, the library that it is of, and the families whose rows change with it.
+CHANGES = [
+    ("kernels/conv/kernel.py", "triton", {"conv"}),
+    ("kernels/matmul/kernel.py", "triton", {*ROWS} - {"conv", "depthwise", "causal"}),  # what others import
+    ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
+    ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),
+    ("csrc/common/product_arrays.cc", "cuda", {*ROWS}),
+    ("csrc/matmul/matmul_target.cc", "cuda", {"matmul", "pieces"}),
+]
 
 
-@pytest.fixture
-def sources(tmp_path, monkeypatch):
-    """Copies of the kernels and of csrc, of which the CUDA module is made; a function that gives the digests, by family and library."""
+def test_a_mended_kernel_changes_its_own_rows(tmp_path, monkeypatch, request):
+    """The digest is of all sources if those of the module are not here."""
+    request.addfinalizer(digests._digest.cache_clear)
+    request.addfinalizer(digests._csrc.cache_clear)
     shutil.copytree(digests.KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(CSRC, tmp_path / "csrc")
     monkeypatch.setattr(digests, "KERNELS", tmp_path / "kernels")
 
-    def found():
+    def found(sources=None):
         digests._digest.cache_clear()
         digests._csrc.cache_clear()
-        hashes = [
-            hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((tmp_path / "csrc").rglob("*.*"), key=pathlib.Path.as_posix)
-        ]
-        monkeypatch.setattr(_cuda_build, "SOURCES", hashlib.sha256("".join(hashes).encode()).hexdigest())
-        return {
-            (family, library): digest
-            for family, (tags, numbers) in ROWS.items()
-            for library, digest in digests.digests(tags, numbers, ["triton", "cuda", "lax"], "cpu").items()
-        }
+        files = sorted((tmp_path / "csrc").rglob("*.*"), key=pathlib.Path.as_posix)
+        hashes = "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
+        monkeypatch.setattr(_cuda_build, "SOURCES", sources or hashlib.sha256(hashes.encode()).hexdigest())  # of which the module is made
+        of_rows = {family: digests.digests(tags, numbers, ["triton", "cuda", "lax"], "cpu") for family, (tags, numbers) in ROWS.items()}
+        return {(family, library): digest for family, of in of_rows.items() for library, digest in of.items()}
 
-    yield tmp_path, found
-    digests._digest.cache_clear()
-    digests._csrc.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("file", "library", "changed"),
-    [
-        ("kernels/conv/kernel.py", "triton", {"conv"}),
-        ("kernels/matmul/kernel.py", "triton", {*ROWS} - {"conv", "depthwise", "causal"}),  # what others import
-        ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
-        ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),
-        ("csrc/common/product_arrays.cc", "cuda", {*ROWS}),
-        ("csrc/matmul/matmul_target.cc", "cuda", {"matmul", "pieces"}),
-    ],
-)
-def test_a_mended_kernel_changes_its_own_rows(file, library, changed, sources):
-    folder, found = sources
     before = found()
-    with (folder / file).open("a") as text:
-        text.write("\n")
-    after = found()
-    assert {family for family, of in before if before[family, of] != after[family, of] and of == library} == changed
-    assert all(before[family, "lax"] == after[family, "lax"] == "" for family in ROWS)
-    assert len({digest for (_, of), digest in before.items() if of == "cuda"}) == len(ROWS)
-
-
-def test_without_the_sources_of_the_module_the_digest_is_of_all_of_them(monkeypatch):
-    digests._csrc.cache_clear()
-    digests._digest.cache_clear()
-    monkeypatch.setattr(_cuda_build, "SOURCES", "of another checkout")
-    of = [digests.digests(tags, numbers, ["cuda"], "cpu")["cuda"] for tags, numbers in ROWS.values()]
-    assert set(of) == {digests.environment.codes("cpu")["cuda"]}
-    digests._csrc.cache_clear()
-    digests._digest.cache_clear()
+    assert len({digest for (_, library), digest in before.items() if library == "cuda"}) == len(ROWS)
+    for file, library, changed in CHANGES:
+        with (tmp_path / file).open("a") as text:
+            text.write("\n")
+        after = found()
+        assert {row for row in before if before[row] != after[row]} == {(family, library) for family in changed}, file
+        assert all(after[family, "lax"] == "" for family in ROWS)
+        before = after
+    others = found("of another checkout")
+    assert {others[family, "cuda"] for family in ROWS} == {digests.environment.codes("cpu")["cuda"]}

@@ -13,8 +13,7 @@ if not heap.keep_freed_memory():
     sys.exit()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-def resident():
-    return int(open("/proc/self/statm").read().split()[1])
+resident = lambda: int(open("/proc/self/statm").read().split()[1])
 block = libc.malloc(1 << 27)
 ctypes.memset(block, 1, 1 << 27)
 used = resident()

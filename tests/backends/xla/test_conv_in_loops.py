@@ -1,17 +1,14 @@
 """Convolutions in loops have XLA's own layout, without which its CPU backend is some fifteen times slower there."""
 
 import functools
-import json
 import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
 import jaxext
-from benchmarks import loops
 
 LAYOUTS = {
     "channels last": (("NHWC", "HWIO", "NHWC"), (2, 8, 8, 4), (3, 3, 4, 4)),
@@ -44,12 +41,3 @@ def test_values_and_gradients_have_the_layout(case):
     assert len(found) == 3, found  # forward, and the gradients in the input and in the filter
     assert all(OWN.fullmatch(layout) for layout in found), found
     assert not all(OWN.fullmatch(layout) for layout in layouts(both(network(lax.conv_general_dilated)), x, w)), "lax is as fast now"
-
-
-@pytest.mark.filterwarnings("ignore:.*float64.*")
-def test_the_benchmark(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loops, "PROBLEMS", {"a layer": LAYOUTS["channels last"]})
-    loops.main(["--rounds", "1", "--json", str(tmp_path / "rows.json")])
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert [row["row"] for row in rows] == ["forward", "gradients"] == [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert all(row["ms"].keys() == {"jaxext", "lax", "unrolled"} and np.max([*row["error"].values()]) < 1e-5 for row in rows)
