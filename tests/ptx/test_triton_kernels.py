@@ -132,7 +132,7 @@ def edges():
 EDGES = list(edges())
 
 
-@pytest.mark.sampled(6, "conv-dgrad-all_strides-sm_80", "matmul-nn-no_k-sm_90", "depthwise-fprop-causal k4-sm_80")
+@pytest.mark.sampled(6, "conv-dgrad-all_strides-sm_80", "matmul-nn-no_k-sm_90", "depthwise-fprop-k5 stride 3 dilation 2-sm_80")
 @pytest.mark.parametrize(("kernel", "problem"), EDGES)
 def test_edges(kernel, problem):
     run(call(kernel, problem))
@@ -284,7 +284,7 @@ IN_PTX = [f"{kernel}: {name}" for kernel, module in OF_TESTS.items() for name in
 QUICK_OF_TESTS = {(f"{kernel}: {name}", arch) for kernel, module in OF_TESTS.items() for name, arch in module.QUICK_IN_PTX}
 
 
-@pytest.mark.sampled(2, "gram: splits-80")
+@pytest.mark.sampled(2, "gram: wide stores-80")
 @pytest.mark.parametrize("call", on_each(call_of_tests, IN_PTX, quick=QUICK_OF_TESTS))
 def test_problems_of_the_kernels_own_tests(call):
     run(call)
