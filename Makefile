@@ -3,7 +3,7 @@
 PYTHON ?= $(or $(shell .ci/find-python 3.13 3.12 3.11),python3)
 VENV   ?= .venv
 TESTS  ?= tests
-MARK   ?= not slow and not cuda
+MARK   ?= not slow$(if $(filter tests,$(TESTS)), and not cuda)
 SEEDS  ?= 1000
 START  ?= 0
 
@@ -29,14 +29,16 @@ test: $(ready)
 test-all: MARK =
 test-all: test
 
-# Slow parts of CI, which .ci/run leaves out while .ci/passed.txt names the files and compilers that are here; each writes its line when it passes:
-# ptxsim's own tests, and those of the CUDA kernels, simulated and compiled
+# Parts of CI that need few files, which .ci/run leaves out while .ci/passed.txt names the files and compilers that are here; each writes its line
+# when it passes: ptxsim's own tests, and whatever needs the compiled CUDA kernels
 ptxsim: $(ready)
 	$(python) -m pytest -n 2 --durations=20 ptxsim/tests
 	$(python) .ci/passed.py ptxsim --write
-cuda_tests := $(wildcard tests/backends/cuda tests/ptx tests/benchmarks/test_digests.py tests/tables/test_active.py)
+cuda_tests := $(wildcard tests/backends/cuda tests/ptx tests/backends/test_gpu_preference.py tests/backends/triton/test_register_hazards.py \
+  tests/benchmarks/test_digests.py tests/benchmarks/test_problems.py tests/project/test_docs_pages.py tests/tables/test_active.py tests/verify/test_cases.py)
 cuda: build
 	$(python) -m pytest -n 2 --durations=20 -m "not slow" $(cuda_tests)
+	$(python) -m benchmarks.record --check
 	$(python) .ci/passed.py cuda --write
 
 # random calls of the operations against numpy: SEEDS of them, from START on
@@ -75,7 +77,6 @@ gpu-programs: $(VENV)/gpu-compiler
 # with CHECK=1 it changes nothing, and fails if anything has changed
 record: $(ready)
 	$(python) -m benchmarks.record $(if $(SHARED),--add $(SHARED)) $(if $(CHECK),--check)
-	$(python) .ci/passed.py record --write
 
 # for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled (all of them each time, unless
 # CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them), and what it and its tests need beside jax and Triton 3.6; no GPU is needed

@@ -73,7 +73,7 @@ def fori(ops, x, w):
     return lax.fori_loop(0, 3, lambda i, x: step(ops, x, w) + i.astype(x.dtype), x)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, "remat_in_scan", "mapped")
 @pytest.mark.parametrize("program", [scanned, scanned_with_the_filter_outside, remat_in_scan, mapped, branched, fori])
 def test_control_flow(program):
     """Values, gradients, tangents and examples of a batch go through as they do with lax."""
@@ -333,7 +333,7 @@ def test_the_channels_of_a_group_are_whole_in_an_exported_program(groups):
     same(jax.jit(export.export(jax.jit(asked))(*split).call)(*split), fn(x, w))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "cpu-cuda]")
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("rocm", "cpu", "tpu")], ids="-".join)
 def test_export_for_several_platforms(platforms, monkeypatch):
     """One program, on a machine without a GPU; it runs here, and each platform's part was lowered under its own name."""

@@ -91,7 +91,7 @@ def summed(function):
 
 
 def with_gradients(function):
-    """The result, and the gradients of all operands."""
+    """Return the result and the gradients of all operands."""
     return lambda *args: (function(*args), jax.grad(summed(function), range(len(args)))(*args))
 
 

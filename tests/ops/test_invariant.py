@@ -115,7 +115,7 @@ CONVS = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "depthwise-gradient", "transposed-value")
 @pytest.mark.parametrize("derivative", [lambda f: f, pullback], ids=["value", "gradient"])
 @pytest.mark.parametrize("case", CONVS)
 def test_convolutions(case, derivative):

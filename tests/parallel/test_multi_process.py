@@ -56,7 +56,6 @@ SILENT = r"stopped sending heartbeats\):\n\[0\] .*\b1\n"
 LOST = "error information from remote target coordination_service"  # of the connection: closed, or reset if something was under way
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("killed", "message"), [(1, SILENT), (0, LOST)], ids=["another", "the coordinator"])
 def test_a_process_that_is_killed(killed, message, capsys):
     """The other is told at once if that was the coordinator, else when it has sent no heartbeat for a time: it ends, and does not wait."""

@@ -68,7 +68,6 @@ SHOWS = re.compile(r"^Shows on jax ([\d., and]+)\.", re.MULTILINE)
 PREAMBLE = next(BLOCK.finditer(HAZARDS.read_text()))[1]
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.skipif(jax.__version__ not in TESTED, reason="the page says nothing of this version of jax")
 @pytest.mark.parametrize("title", SECTIONS)
 def test_hazard(title):

@@ -36,6 +36,7 @@ def would_run(folder, *arguments, gpu=False, **environment):
         ("demo", False, {"JAXEXT_CUDA": "ON"}, "ON"),
         ("demo", True, {"JAXEXT_CUDA": "OFF"}, "OFF"),
         ("build", False, {}, "ON"),
+        ("cuda", False, {}, "ON"),
     ],
 )
 def test_cuda_kernels_are_compiled_where_they_can_run_and_where_asked_for(target, gpu, environment, mode, tmp_path):
@@ -83,7 +84,7 @@ def test_the_long_tail_is_left_out_unless_asked_for(tmp_path):
     assert chosen("test") == [(quick, "tests"), (quick, "tests/kernels")]
     assert chosen("test-all") == [("", "tests"), ("", "tests/kernels")]
     assert chosen("test", "MARK=slow", "TESTS=tests/project/test_demo.py") == [("slow", "tests/project/test_demo.py")]
-    assert chosen("test", "TESTS=tests/kernels/test_conv.py") == [(quick, "tests/kernels/test_conv.py")]
+    assert chosen("test", "TESTS=tests/kernels/test_conv.py") == [("not slow", "tests/kernels/test_conv.py")]
 
 
 def test_the_hooks_are_the_parts_of_lint(tmp_path):

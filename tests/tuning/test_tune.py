@@ -177,7 +177,6 @@ def gated(x, w, sizes):
     return jaxext.ragged_gated_linear_unit(x, w.reshape(3, 4, 2, 3), sizes, activation="silu")
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("function", "rows", "dtype", "names"), [
     (jaxext.ragged_dot, 8, np.float32, "ragged_nn ragged_nt ragged_tn"),
     (functools.partial(jaxext.ragged_linear, activation="silu"), 100, jnp.bfloat16, "ragged_linear ragged_nn"),

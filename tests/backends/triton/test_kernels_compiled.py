@@ -214,7 +214,6 @@ ODD = ConvProblem(
 )  # fmt: skip
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("change", "widest"),
     [
