@@ -35,9 +35,9 @@ def ours(x, w, b):
 
 def sum_of_padded(x, w, b):
     z = jnp.broadcast_to(b, x.shape)
-    for i, of_channels in enumerate(w):
+    for i, tap in enumerate(w):
         back = len(w) - 1 - i
-        z = z + lax.pad(x, np.zeros((), x.dtype), ((0, 0, 0), (back, -back, 0), (0, 0, 0))) * jnp.broadcast_to(of_channels, x.shape)
+        z = z + lax.pad(x, np.zeros((), x.dtype), ((0, 0, 0), (back, -back, 0), (0, 0, 0))) * jnp.broadcast_to(tap, x.shape)
     return jax.nn.silu(z)
 
 

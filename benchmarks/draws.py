@@ -16,7 +16,7 @@ from jaxext.core.window import dilate
 
 from .geometry import Geometry
 
-LEAST_WORK, MOST_WORK = 1e5, 1e9  # multiply-adds
+LEAST_WORK, MOST_WORK = 1e5, 1e9  # multiply-adds, of which the most counts those with zeros that strides and dilations put in gradients
 SKEW = 1.4  # above 1: more of the small ones
 MOST_BYTES = 256 << 20  # of the arguments and the result
 MOST_IMAGES = 1 << 16
@@ -100,8 +100,9 @@ def _geometry(rng: random.Random, channels: str, window: str) -> Geometry | None
         mapped=MAPPED.get(channels, "") if batch > 1 else "",
     )
     arrays = (geometry.x, geometry.w, geometry.y)
+    most = min(MOST_WORK / math.prod((*stride, *input_dilation)), 3 * wanted)
     fits = n <= MOST_IMAGES and math.prod(taps) <= MOST_TAPS and 4 * batch * sum(map(math.prod, arrays)) <= MOST_BYTES
-    return geometry if fits and all(geometry.y) and max(LEAST_WORK, wanted / 3) <= geometry.work <= min(MOST_WORK, 3 * wanted) else None
+    return geometry if fits and all(geometry.y) and max(LEAST_WORK, wanted / 3) <= geometry.work <= most else None
 
 
 def _padding(rng: random.Random, style: str | None, size: int, span: int, stride: int) -> tuple[int, int]:

@@ -107,10 +107,10 @@ def _race(forms, arrays, rounds) -> dict:
     """Quantised arrays are arguments, not constants that XLA would fold."""
     leaves, tree = jax.tree.flatten(arrays)
 
-    def of_leaves(form):
+    def unflattened(form):
         return lambda *leaves: form(*jax.tree.unflatten(tree, leaves))
 
-    return race({name: of_leaves(form) for name, form in forms.items()}, leaves, rounds, of_leaves(forms["wide"]))
+    return race({name: unflattened(form) for name, form in forms.items()}, leaves, rounds, unflattened(forms["wide"]))
 
 
 def line(row: dict) -> str:

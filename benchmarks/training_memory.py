@@ -61,14 +61,14 @@ BLOCKS = {  # the function, and the shapes of x and of the weights
 
 def temporaries(block: str, ops, layers: int, dtype) -> int:
     """Bytes of a step: the gradients of a sum of squares in all weights."""
-    function, of_x, of_weights = BLOCKS[block]
+    function, x_shape, weight_shapes = BLOCKS[block]
 
     def loss(weights, x):
         y, _ = lax.scan(lambda x, w: (function(ops, x, *w), None), x, weights)
         return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
-    weights = [jax.ShapeDtypeStruct((layers, *shape), dtype) for shape in of_weights]
-    compiled: Any = jax.jit(jax.grad(loss)).lower(weights, jax.ShapeDtypeStruct(of_x, dtype)).compile()
+    weights = [jax.ShapeDtypeStruct((layers, *shape), dtype) for shape in weight_shapes]
+    compiled: Any = jax.jit(jax.grad(loss)).lower(weights, jax.ShapeDtypeStruct(x_shape, dtype)).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 

@@ -135,8 +135,8 @@ def made_up(monkeypatch):
         outcome = outcomes.pop(0) if outcomes else {}
         if isinstance(outcome, BaseException):
             raise outcome
-        made = row(case.problem, case.role, dtype=case.dtype, tags=(), targets=targets, **{"lax": 1.0, "xla": 1.0} | outcome)
-        return structs.replace(made, digests=digests.digests((), case.numbers, made.results, "cpu"))
+        found = row(case.problem, case.role, dtype=case.dtype, tags=(), targets=targets, **{"lax": 1.0, "xla": 1.0} | outcome)
+        return structs.replace(found, digests=digests.digests((), case.numbers, found.results, "cpu"))
 
     monkeypatch.setattr(cells, "measure", measure)
     monkeypatch.setattr(cells, "ceilings", lambda *_: {"copy": 1e9})

@@ -121,9 +121,9 @@ def test_kinds_whose_code_has_changed_are_dropped_by_name(code, path, capsys):
     code["triton b r bf16"] = "changed"
     del code["cuda c r bf16"]
     assert record.main(["--check"], path) == 1 and record.main([], path) == 0
-    told = capsys.readouterr().out
-    assert "H100, triton b r bf16: the code has changed: changed, recorded bb" in told
-    assert "A100, cuda c r bf16: there are no such kernels any more" in told
+    printed = capsys.readouterr().out
+    assert "H100, triton b r bf16: the code has changed: changed, recorded bb" in printed
+    assert "A100, cuda c r bf16: there are no such kernels any more" in printed
     assert recorded(path) == {("H100", "triton a r bf16"), ("A100", "triton a r bf16")}
 
 

@@ -36,23 +36,23 @@ def test_a_mended_kernel_changes_its_own_rows(tmp_path, monkeypatch, request):
     shutil.copytree(CSRC, tmp_path / "csrc")
     monkeypatch.setattr(digests, "KERNELS", tmp_path / "kernels")
 
-    def found(sources=None):
+    def current(sources=None):
         digests._digest.cache_clear()
         digests._csrc.cache_clear()
         files = sorted((tmp_path / "csrc").rglob("*.*"), key=pathlib.Path.as_posix)
         hashes = "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
         monkeypatch.setattr(_cuda_build, "SOURCES", sources or hashlib.sha256(hashes.encode()).hexdigest())  # of which the module is made
-        of_rows = {family: digests.digests(tags, numbers, ["triton", "cuda", "lax"], "cpu") for family, (tags, numbers) in ROWS.items()}
-        return {(family, library): digest for family, of in of_rows.items() for library, digest in of.items()}
+        found = {family: digests.digests(tags, numbers, ["triton", "cuda", "lax"], "cpu") for family, (tags, numbers) in ROWS.items()}
+        return {(family, library): digest for family, of in found.items() for library, digest in of.items()}
 
-    before = found()
+    before = current()
     assert len({digest for (_, library), digest in before.items() if library == "cuda"}) == len(ROWS)
     for file, library, changed in CHANGES:
         with (tmp_path / file).open("a") as text:
             text.write("\n")
-        after = found()
+        after = current()
         assert {row for row in before if before[row] != after[row]} == {(family, library) for family in changed}, file
         assert all(after[family, "lax"] == "" for family in ROWS)
         before = after
-    others = found("of another checkout")
+    others = current("of another checkout")
     assert {others[family, "cuda"] for family in ROWS} == {digests.environment.codes("cpu")["cuda"]}

@@ -70,8 +70,8 @@ def test_operations_are_counted_and_gradients_are_those_of_the_step(problem):
     assert [problem.flops(role) for role in problem.roles] == [2 * products] * 3 + [6 * products]
     step, rng = problem.case("step", "float32"), np.random.default_rng(0)
     a, b, c = (rng.standard_normal(shape) for shape in step.shapes)
-    of_roles = ((a, b), (b, c) if isinstance(problem, Conv) else (c, b), (a, c))
-    for role, operands, right in zip(problem.roles, of_roles, step.truth(a, b, c), strict=False):
+    pairs = ((a, b), (b, c) if isinstance(problem, Conv) else (c, b), (a, c))
+    for role, operands, right in zip(problem.roles, pairs, step.truth(a, b, c), strict=False):
         np.testing.assert_allclose(problem.case(role, "float32").truth(*operands), right, rtol=1e-10)
 
 
