@@ -273,6 +273,18 @@ def test_nothing_right_is_left_in_memory(monkeypatch):
     assert order == 2 * [((6, 5), (6, 4), (4, 5)), "compared"]
 
 
+def test_a_mixture_is_measured_too(monkeypatch):
+    """The choice of jaxext is a library of its own if it mixes others."""
+
+    def rows(*names):
+        return lambda _: lambda *_: types.SimpleNamespace(rows=[types.SimpleNamespace(chosen=name, how="so", refused={}) for name in names])
+
+    for names, there in ((("xla", "triton"), True), (("xla", "xla"), False)):
+        monkeypatch.setattr(cells.jaxext, "explain", rows(*names))
+        row = measured(MATMUL.case("nn", "float32"))
+        assert ("jaxext" in row.timed) == there and row.ours == ("jaxext" if there else "xla")
+
+
 def test_a_row_by_cupti(monkeypatch):
     """Integers are exact."""
     clock = object.__new__(timing.Cupti)

@@ -75,6 +75,12 @@ def test_operations_are_counted_and_gradients_are_those_of_the_step(problem):
         np.testing.assert_allclose(problem.case(role, "float32").truth(*operands), right, rtol=1e-10)
 
 
+def test_zeros_that_a_dilation_inserts_are_not_counted():
+    problem = Conv(name="", x=(1, 32, 32, 1), w=(4, 4, 1, 1), input_dilation=2, padding=((2, 2),) * 2)
+    products = float(jnp.sum(problem.case("fprop", "float32").truth(*map(np.ones, problem.shapes("fprop")))))
+    assert problem.flops("fprop") == pytest.approx(2 * products, rel=0.05)  # padding counts
+
+
 @pytest.mark.parametrize("flops", [SMALL, DEFAULT])
 def test_a_twin_is_of_the_same_kind(flops):
     odd = lambda *sizes: [size % 2 for size in sizes]
