@@ -3,7 +3,7 @@
 PYTHON ?= $(or $(shell .ci/find-python 3.13 3.12 3.11),python3)
 VENV   ?= .venv
 TESTS  ?= tests
-MARK   ?= not slow$(if $(filter tests,$(TESTS)), and not cuda)
+MARK   ?= not slow$(if $(filter tests tests/,$(TESTS)), and not cuda)
 SEEDS  ?= 1000
 START  ?= 0
 
@@ -25,7 +25,7 @@ demo: $(VENV)/.demo
 # their own; a process of Triton's interpreter cannot compile, so the tests of kernels are a run of their own
 test: $(ready)
 	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(filter-out tests/kernels%,$(TESTS)))
-	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
+	$(if $(filter tests tests/ tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
 test-all: MARK =
 test-all: test
 

@@ -32,7 +32,8 @@ PARTS = {"cuda": (CUDA, ("g++", "nvcc")), "ptxsim": ("ptxsim/*", ("g++", "nvcc",
 def line(part: str) -> str:
     """Return the part's name, a digest of its files, and the versions of its compilers."""
     patterns, compilers = PARTS[part]
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     digest = hashlib.sha256()
     for name in sorted(name for name in listed if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split())):
         if (ROOT / name).exists():
@@ -59,10 +60,12 @@ def main(argv=None) -> int:
     parser.add_argument("--write", action="store_true", help="record that the part passed")
     options = parser.parse_args(argv)
     lines = PASSED.read_text().splitlines() if PASSED.exists() else []
-    if not options.write:
-        return int(line(options.part) not in lines)
-    others = [other for other in lines if other.split()[0] != options.part]
-    PASSED.write_text("".join(f"{each}\n" for each in sorted([*others, line(options.part)])))
+    here, others = line(options.part), [other for other in lines if other.split()[0] != options.part]
+    if options.write:
+        PASSED.write_text("".join(f"{each}\n" for each in sorted([*others, here])))
+    elif here not in lines:
+        print(f"{options.part}: .ci/passed.txt has other files or compilers; here: {here}")
+        return 1
     return 0
 
 
