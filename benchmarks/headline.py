@@ -1,6 +1,6 @@
 """The headline rows, for a GPU that is there for minutes: all of them by our kernels, and then by lax.
 
-    python -m benchmarks.headline --json gpu.json                # --resume goes on, --quick tries it on tiny twins
+    python -m benchmarks.headline --json gpu.json                # --resume goes on, --quick tries it on tiny problems
     python -m benchmarks.headline --read gpu.json                # the table again
 
 A process of its own measures one library of one row at a time, within LIMIT_S seconds.  If it hangs or dies, it is replaced, and the row
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", default=os.devnull, metavar="PATH", help="the report, written after each result")
     parser.add_argument("--resume", action="store_true", help="go on with the report in --json")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start nothing after this time")
-    parser.add_argument("--quick", action="store_true", help="tiny twins and few samples: this tries the harness, and measures nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny problems and few samples: this tries the harness, and measures nothing")
     parser.add_argument("--list", action="store_true", help="say the names of the rows, and measure nothing")
     parser.add_argument("--read", metavar="REPORT", help="say what is in a report of before, and measure nothing")
     options = parser.parse_args(arguments)

@@ -9,7 +9,7 @@ from jaxext.bench.case import Case
 from jaxext.bench.own import Causal
 
 PASSES = (("triton", "cuda"), ("lax",))
-QUICK = 2e6  # operations of a twin in a trial of the harness
+QUICK = 2e6  # operations of a problem in a trial of the harness
 # Operations that slide a window.  On a GPU, XLA chooses an algorithm for minutes, and cuDNN has none in float64.
 WINDOWS = ("conv_general_dilated", Causal.operation)
 
@@ -59,7 +59,7 @@ PATHOLOGICAL: tuple[str, ...] = (
 
 
 def cases(is_trial: bool) -> list[Case]:
-    """The headline rows in order, or tiny twins of them."""
+    """The headline rows in order, or tiny problems of their kinds."""
     found = {case.name: (problem, case) for problem in problems.PROBLEMS for case in problem.cases()}
     chosen = [found[name] for name in (*HEADLINE, *PATHOLOGICAL)]
     if not is_trial:

@@ -1,4 +1,4 @@
-"""The suite of problems on a GPU: every case of smaller twins, by each implementation that takes it, against float64 on the CPU."""
+"""The suite of problems on a GPU: every case of smaller problems, by each implementation that takes it, against float64 on the CPU."""
 
 import functools
 import operator

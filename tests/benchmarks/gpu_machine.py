@@ -53,5 +53,5 @@ class Machine:
     def run(self, script: str, *arguments: str, **settings: str) -> tuple[int, str]:
         """The status and the output of a script."""
         process = self.start(script, *arguments, **settings)
-        said, _ = process.communicate(timeout=60)
-        return process.returncode, said
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output

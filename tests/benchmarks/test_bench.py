@@ -115,11 +115,11 @@ def test_reduced_or_not(monkeypatch):
     large = dataclasses.replace(MATMUL, M=8192, N=8192, K=8192, name="large")
     for_cpus = dataclasses.replace(large, name="for CPUs", tags=frozenset({"cpu"}))
     monkeypatch.setattr(problems, "PROBLEMS", (large, for_cpus))
-    for gpu, reduced, full, twin in [(0, 0, 0, 1), (0, 0, 1, 0), (1, 0, 0, 0), (1, 1, 0, 1)]:
+    for gpu, reduced, full, is_reduced in [(0, 0, 0, 1), (0, 0, 1, 0), (1, 0, 0, 0), (1, 1, 0, 1)]:
         monkeypatch.setattr(bench.jax, "default_backend", lambda gpu=gpu: "gpu" if gpu else "cpu")
         asked = options("--roles", "nn", "--dtype", "bfloat16")
         asked.quick, asked.reduced, asked.full = False, bool(reduced), bool(full)
-        assert [case.flops < 1e10 for case in bench.cases(asked)] == [bool(twin), False]
+        assert [case.flops < 1e10 for case in bench.cases(asked)] == [bool(is_reduced), False]
 
 
 # Runs

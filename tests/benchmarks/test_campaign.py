@@ -51,15 +51,15 @@ def test_a_call_goes_on_with_files_of_before_and_leaves_its_own(call, tmp_path):
     machine.before.mkdir()
     (machine.before / "gpu.json").write_text('{"rows": ["before"]}\n')
     (machine.before / "contact.jsonl").write_text('{"event": "wrong"}\n')
-    status, said = machine.run("campaign.sh", call, "60")
+    status, output = machine.run("campaign.sh", call, "60")
     assert status == 0 and {path.name for path in machine.out.iterdir()} == left | {"asked", "log.txt", "smi.csv"}
     asked = (machine.out / "asked").read_text().splitlines()
     assert [bool(re.fullmatch(*pair)) for pair in zip(commands, asked, strict=True)] == [True] * len(commands), asked
-    assert re.match(r"installed after \d+ s\n", said) and len(said) < 12_000 and said.endswith(f"\n{last}\n")
+    assert re.match(r"installed after \d+ s\n", output) and len(output) < 12_000 and output.endswith(f"\n{last}\n")
     log = (machine.out / "log.txt").read_text()
-    assert len(log) > len(said) and "one GPU" in log and "commit abc" in log and "1980, 650" in (machine.out / "smi.csv").read_text()
+    assert len(log) > len(output) and "one GPU" in log and "commit abc" in log and "1980, 650" in (machine.out / "smi.csv").read_text()
     if call == "C":
-        assert "the table of contact\n" in said and "1. cuda takes 2 ms for a\n2. triton takes" in said
+        assert "the table of contact\n" in output and "1. cuda takes 2 ms for a\n2. triton takes" in output
         assert re.search("ncu --section SpeedOfLight .*profiled 1.*profiled 2", (machine.out / "ncu.txt").read_text(), re.DOTALL)
 
 

@@ -56,7 +56,7 @@ def in_process(planted=(), chosen=CHOSEN):
     return mock.Mock(**{"start.return_value": HELLO, "ask.side_effect": answer})
 
 
-def asked(worker):
+def requested_steps(worker):
     """The steps that a worker was asked for, each with the next case that is another one."""
     return [tuple(call.args[0][1:4]) for call in worker.ask.call_args_list if call.args[0][0] == "row"]
 
@@ -71,8 +71,8 @@ def run(worker, chosen, before=()):
     return headline.run(chosen, worker, functools.partial(begin, before=before), saved.append, math.inf, print), saved
 
 
-def count(whole):
-    return sum(len(each.results) for each in whole.rows)
+def count(complete):
+    return sum(len(each.results) for each in complete.rows)
 
 
 def test_each_family_of_kernels_has_rows():
@@ -82,11 +82,11 @@ def test_each_family_of_kernels_has_rows():
 
 def test_a_row_is_written_after_each_library():
     worker = in_process()
-    whole, saved = run(worker, CHOSEN[:3])
+    complete, saved = run(worker, CHOSEN[:3])
     assert [count(each) for each in saved] == [0, 0, 0, 0, *range(1, 10), 9] and all(each.interrupted for each in saved[:-1])
-    assert saved[-1] is whole and not whole.interrupted and not whole.left_out and worker.stop.called
+    assert saved[-1] is complete and not complete.interrupted and not complete.left_out and worker.stop.called
     ours, lax = [(at, library) for at in range(3) for library in ("triton", "cuda")], [(at, "lax") for at in range(3)]
-    assert asked(worker) == [(*step, after) for step, after in zip(ours + lax, [1, 1, 2, 2, 0, 0, 1, 2, None], strict=True)]
+    assert requested_steps(worker) == [(*step, after) for step, after in zip(ours + lax, [1, 1, 2, 2, 0, 0, 1, 2, None], strict=True)]
 
 
 def test_a_run_goes_on_with_each_result_whose_code_is_the_same(monkeypatch):
@@ -94,11 +94,11 @@ def test_a_run_goes_on_with_each_result_whose_code_is_the_same(monkeypatch):
     few = CHOSEN[2:4]  # a product and a convolution
     first, _ = run(in_process({(0, "cuda"): Failure("no")}, few), few[:1])
     second, _ = run(again := in_process(chosen=few), few, first.rows)
-    assert [step[:2] for step in asked(again)] == [(1, "triton"), (1, "cuda"), (1, "lax"), (0, "cuda")] and count(second) == 6
+    assert [step[:2] for step in requested_steps(again)] == [(1, "triton"), (1, "cuda"), (1, "lax"), (0, "cuda")] and count(second) == 6
     known = digests._digest
     monkeypatch.setattr(digests, "_digest", lambda family, *of: known(family, *of) + "mended" * ((family, of[0]) == ("conv", "triton")))
     third, _ = run(mended := in_process(chosen=few), few, second.rows)
-    assert [step[:2] for step in asked(mended)] == [(1, "triton")] and count(third) == 6
+    assert [step[:2] for step in requested_steps(mended)] == [(1, "triton")] and count(third) == 6
     assert third.rows[1].digests["triton"].endswith("mended") and third.rows[0] == second.rows[0]
 
 
@@ -108,9 +108,9 @@ def test_a_library_that_hangs_dies_or_fails_leaves_the_row_what_it_has(monkeypat
     failure, refusal = Failure("ValueError: planted"), Refusal("not this one")
     worker = Worker(serve, {(0, "cuda"): signal.SIGSEGV, (1, "triton"): failure, (1, "cuda"): refusal, (0, "lax"): 60})
     with mock.patch.object(worker, "start", side_effect=worker.start) as start:
-        whole = headline.run(CHOSEN[:2], worker, begin, functools.partial(report.write, tmp_path / "gpu.json"), math.inf, print)
-    first, second = (of.results for of in whole.rows)
-    assert report.read(tmp_path / "gpu.json") == whole and start.call_count == 3 and not whole.left_out
+        complete = headline.run(CHOSEN[:2], worker, begin, functools.partial(report.write, tmp_path / "gpu.json"), math.inf, print)
+    first, second = (of.results for of in complete.rows)
+    assert report.read(tmp_path / "gpu.json") == complete and start.call_count == 3 and not complete.left_out
     assert isinstance(first["triton"], Result) and first["cuda"] == Failure("the process died: SIGSEGV")
     assert second["triton"] == failure and second["cuda"] == refusal
     assert first["lax"] == Failure("no time in 1 s") and isinstance(second["lax"], Result)

@@ -21,21 +21,26 @@ OF_GPUS = sorted(path for path in (SCRIPTS.parent / "tests/backends").glob("test
 def test_each_file_is_a_process_and_one_that_fails_or_hangs_takes_no_other_part_along(tmp_path):
     machine = Machine(tmp_path, COMMANDS)
     files = "tests/test_fails.py tests/test_passes.py tests/test_hangs.py tests/test_fails.py"
-    status, said = machine.run("on_gpu.sh", "tests", "suite", TESTS=files, LIMIT="2")
-    assert status == 1 and "tests-test_fails: FAILED, status 1" in said and "tests-test_passes: passed" in said and "suite: passed" in said
-    assert "tests-test_hangs: FAILED, not done in time" in said and "tests-test_fails: NOT BEGUN" in said
-    assert said.endswith("FAILED: tests-test_fails\nFAILED: tests-test_hangs\nFAILED: tests-test_fails\n")
+    status, output = machine.run("on_gpu.sh", "tests", "suite", TESTS=files, LIMIT="2")
+    assert (
+        status == 1
+        and "tests-test_fails: FAILED, status 1" in output
+        and "tests-test_passes: passed" in output
+        and "suite: passed" in output
+    )
+    assert "tests-test_hangs: FAILED, not done in time" in output and "tests-test_fails: NOT BEGUN" in output
+    assert output.endswith("FAILED: tests-test_fails\nFAILED: tests-test_hangs\nFAILED: tests-test_fails\n")
     assert (machine.out / "failures.txt").read_text() == "FAILED tests/test_fails.py::test_a - off by one\n"
 
 
 def test_a_wheel_of_another_checkout_is_refused_and_without_one_it_is_compiled(tmp_path):
     machine = Machine(tmp_path / "other", COMMANDS)
     (machine.checkout / "jaxext/a.py").write_text("# of today\n")
-    status, said = machine.run("on_gpu.sh", "suite")
-    assert status == 1 and "they differ in jaxext/a.py" in said and "one GPU" not in said
+    status, output = machine.run("on_gpu.sh", "suite")
+    assert status == 1 and "they differ in jaxext/a.py" in output and "one GPU" not in output
     machine = Machine(tmp_path / "none", COMMANDS, tag="cp27")
-    status, said = machine.run("on_gpu.sh", "suite", KERNELS="built without")
-    assert status == 0 and (machine.out / "compiled").exists() and "!!! NO CUDA KERNELS: built without" in said
+    status, output = machine.run("on_gpu.sh", "suite", KERNELS="built without")
+    assert status == 0 and (machine.out / "compiled").exists() and "!!! NO CUDA KERNELS: built without" in output
 
 
 def test_every_file_of_gpu_tests_is_run():

@@ -1,4 +1,4 @@
-"""The suite of problems: every case is a function that lax and jaxext agree on, is counted right, and has a smaller twin of its kind."""
+"""The suite of problems: every case is a function that lax and jaxext agree on, is counted right, and has a smaller one of its kind."""
 
 import collections
 import re
@@ -82,32 +82,32 @@ def test_zeros_that_a_dilation_inserts_are_not_counted():
 
 
 @pytest.mark.parametrize("flops", [SMALL, DEFAULT])
-def test_a_twin_is_of_the_same_kind(flops):
+def test_a_smaller_problem_is_of_the_same_kind(flops):
     odd = lambda *sizes: [size % 2 for size in sizes]
     for problem in PROBLEMS:
-        twin = reduced(problem, flops)
-        assert twin == reduced(problem, flops) and reduced(twin, flops) is twin
-        assert type(twin) is type(problem) and (twin.roles, twin.numbers) == (problem.roles, problem.numbers)
-        if twin is problem:
+        smaller = reduced(problem, flops)
+        assert smaller == reduced(problem, flops) and reduced(smaller, flops) is smaller
+        assert type(smaller) is type(problem) and (smaller.roles, smaller.numbers) == (problem.roles, problem.numbers)
+        if smaller is problem:
             continue
-        assert twin.name.startswith(problem.name) and twin.tags == problem.tags | {"reduced"}
-        assert all(twin.halved(stage) == twin for stage in twin.stages) or twin.flops(twin.roles[0]) <= flops
-        if isinstance(problem, Conv) and isinstance(twin, Conv):
+        assert smaller.name.startswith(problem.name) and smaller.tags == problem.tags | {"reduced"}
+        assert all(smaller.halved(stage) == smaller for stage in smaller.stages) or smaller.flops(smaller.roles[0]) <= flops
+        if isinstance(problem, Conv) and isinstance(smaller, Conv):
             kept = lambda of: (of.stride, of.padding, of.dilation, of.w[:-2], [*of.kinds], odd(*of.w[-2:]), min(of.x[0], 2))
-            assert kept(twin) == kept(problem) and min(twin.output) > 1
-        if isinstance(problem, Matmul) and isinstance(twin, Matmul):
-            assert (twin.B > 1) == (problem.B > 1) and odd(twin.M, twin.N, twin.K) == odd(problem.M, problem.N, problem.K)
+            assert kept(smaller) == kept(problem) and min(smaller.output) > 1
+        if isinstance(problem, Matmul) and isinstance(smaller, Matmul):
+            assert (smaller.B > 1) == (problem.B > 1) and odd(smaller.M, smaller.N, smaller.K) == odd(problem.M, problem.N, problem.K)
 
 
 def test_targets():
-    """Each has cases; twins have none."""
+    """Each has cases; smaller ones have none."""
     held = [case for case in CASES if targets(case, "gpu")]
     for tags, by_role in OF_GPUS:
         assert {case.role for case in held if next(of for of, _ in OF_GPUS if of <= case.tags) == tags} == set(by_role)
     expected = {(case.problem, case.role): targets(case, "cpu") for case in CASES if targets(case, "cpu")}
     assert expected == {(name, role): {"xla": {"lax": least}} for name, roles in OF_CPUS.items() for role, least in roles.items()}
-    twins = [twin for problem in select(tags=["target", "cpu"]) if "reduced" in (twin := reduced(problem, SMALL)).tags]
-    assert not any(targets(case, platform) for twin in twins for case in twin.cases() for platform in ("cpu", "gpu"))
+    reduced_problems = [smaller for problem in select(tags=["target", "cpu"]) if "reduced" in (smaller := reduced(problem, SMALL)).tags]
+    assert not any(targets(case, platform) for smaller in reduced_problems for case in smaller.cases() for platform in ("cpu", "gpu"))
 
 
 def test_the_most_wanted_come_first():
