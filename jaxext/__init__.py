@@ -15,7 +15,12 @@ if importlib.util.find_spec("jaxext.kernels") is None:  # installed packages hav
 from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
 from jaxext._messages import PAGES as _PAGES
 from jaxext import checkpoint_policies as checkpoint_policies, export as export, extend as extend
-from jaxext.lax.dispatch import in_place_of_lax as in_place_of_lax, use_implementation as use_implementation, use_invariant as use_invariant
+from jaxext.lax.dispatch import (
+    in_place_of_lax as in_place_of_lax,
+    slices_in_place as slices_in_place,
+    use_implementation as use_implementation,
+    use_invariant as use_invariant,
+)
 from jaxext.tables.active import use_table as use_table
 from jaxext._target import use_target as use_target
 from jaxext.ops.matmul import dot_general as dot_general, matmul as matmul  # an operation comes after those of which it is made

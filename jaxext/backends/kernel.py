@@ -248,6 +248,7 @@ def own_buffer(x: jax.Array) -> jax.Array:
     """Put an operand or a result of a kernel into a buffer of its own, for kernels that need alignment to 16 bytes.
 
     XLA's GPU compiler may pass a slice of a larger array to a typed FFI call without a copy, at any offset: a weight within a vector of all
-    parameters, or the part of an array that a loop writes.  It does not do so across an optimization barrier of a single array.
+    parameters, or the part of an array that a loop writes.  It does not do so across an optimization barrier of a single array.  Inside
+    `jaxext.slices_in_place` kernels do without.
     """
     return lax.optimization_barrier(x)

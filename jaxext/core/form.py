@@ -113,6 +113,7 @@ class Form(Labelled):
             arch=arch,
             device=_compat.device_kind(platform),
             partitioner=partitioner,
+            in_place=bool(static.in_place),
             rows=self.rows(open),
         )
 

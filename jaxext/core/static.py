@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jaxext._scope import user_context
 from jaxext.core.window import Window
+
+slices_in_place = user_context("slices_in_place", None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,7 @@ class Static:
       implementation: the name that the user asked for, or None; or `Invariant` of that.
       out_sharding: of the first result, on explicit meshes, if the user or a transpose sets it.
       options: what determines an operation besides its operands, such as its activation.
+      in_place: True if kernels may take slices of larger arrays where they lie; else None (`jaxext.slices_in_place`).
     """
 
     ranks: tuple[int, ...]
@@ -32,6 +36,7 @@ class Static:
     implementation: Any = None
     out_sharding: NamedSharding | None = None
     options: Any = None
+    in_place: bool | None = dataclasses.field(default_factory=lambda: slices_in_place.value)
 
     @property
     def dtype(self) -> np.dtype:

@@ -22,6 +22,7 @@ from jaxext.core.choose import replacing_lax
 from jaxext.core.family import Family, families, names_of_implementations
 from jaxext.core.form import owner
 from jaxext.core.invariant import Invariant
+from jaxext.core.static import slices_in_place as _slices_in_place
 from jaxext.lax.substitute import CacheKey, substitute, traced
 
 _named = user_context("use_implementation", None)
@@ -65,6 +66,27 @@ def use_invariant() -> Scope:
       NotImplementedError: raised by an operation inside, if it has no such form, or if a size is symbolic.
     """
     return Scope("use_invariant", _invariant, True)
+
+
+@in_parentheses("slices_in_place()")
+def slices_in_place() -> Scope:
+    """A context in which GPU kernels read slices of larger arrays where they lie, and write results into larger arrays.
+
+    It is a context manager (`with slices_in_place(): ...`) and a function decorator (`@slices_in_place()`), and part of `jax.jit`'s cache
+    key.
+
+    Outside, XLA copies a slice before a kernel reads it, such as the weight of a layer in a `lax.scan` over stacked parameters, and copies
+    a result into its place, such as that weight's gradient.  Inside, XLA passes the address of the slice where its index is a constant or
+    follows from a loop's counter, from jaxlib 0.11.2 on; for Triton's kernels also jax-triton 0.4 is needed.  Without these, for other
+    indices, and for other implementations, a slice is copied as ever.
+
+    Kernels want each array to begin at a multiple of 16 bytes.  A layer of a stacked array does, since XLA passes no slice whose size is
+    no multiple of 128 bytes.  A slice of a vector of all parameters may begin anywhere: use no such slice inside.
+
+    Raises:
+      jax.errors.JaxRuntimeError: raised when a program runs, if an array of a kernel begins elsewhere.
+    """
+    return Scope("slices_in_place", _slices_in_place, True)
 
 
 @in_parentheses("in_place_of_lax()")

@@ -6,6 +6,7 @@ Elsewhere all is skipped but what lowered programs show.
 
 import collections
 import functools
+import importlib.metadata
 import math
 import re
 from typing import Any
@@ -147,6 +148,20 @@ def test_barriers_stand_around_a_kernel(kernels):
     assert [(op.name, len(op.operands)) for op in barriers] == [("stablehlo.optimization_barrier", 1)] * 3
 
 
+def test_no_barrier_stands_around_a_kernel_that_takes_slices(kernels):
+    """Derivatives are those of the call, wherever they are taken."""
+    pullback = lambda x, parameters, y: jax.vjp(jaxext.slices_in_place()(flat), x, parameters)[1](y)
+    for fun, args in ((jaxext.slices_in_place()(flat), ()), (pullback, (struct(64, 64),))):
+        lowered = jaxext.export.lower_for(fun, arch="sm_90a")(struct(64, 64), struct(5000), *args)
+        assert not [op for op in operations(lowered) if op.name == "stablehlo.optimization_barrier"]
+
+
+def test_a_fused_kernel_takes_slices(kernels):
+    fused = jaxext.slices_in_place()(functools.partial(jaxext.linear, activation="gelu"))
+    lowered = jaxext.export.lower_for(fused, arch="sm_90a")(struct(64, 64), struct(64, 64))
+    assert not [op for op in operations(lowered) if op.name == "stablehlo.optimization_barrier"]
+
+
 def test_operands_and_results_do_not_begin_within_an_array(kernels, compiled):
     """XLA's GPU compiler hands a typed foreign call a slice in place, at any element: TMA and Triton's vectors want 16 bytes."""
     assert work(compiled(flat, struct(64, 64), struct(5000))) == {"fusion": 1, "kernel": 1}
@@ -164,6 +179,94 @@ def test_a_depthwise_kernel_takes_a_slice_where_it_is(compiled):
 
     with by("cuda"):  # the filter's transposition, and the kernel with its slice
         assert work(compiled(causal, struct(1, 200, 3), struct(4, 1, 3))) == {"fusion": 2}
+
+
+# Layers by index
+
+STACK = 6
+ROWS = struct(256, 1024)
+SIZES_OF_GROUPS = np.full(8, 32, np.int32)
+# A layer of rows, its weights, the number of those with a gradient, and by which kernels.
+LAYERS = {
+    "linear": (lambda x, up, down: jaxext.linear(jaxext.linear(x, up, activation="gelu"), down), [(1024, 2048), (2048, 1024)], 2, KERNELS),
+    "gated": (
+        lambda x, w, down: jaxext.linear(jaxext.gated_linear_unit(x, w, activation="silu"), down),
+        [(1024, 2, 2048), (2048, 1024)],
+        2,
+        ["triton"],
+    ),
+    "conv": (lambda x, w: conv_bias_act(x.reshape(4, 8, 8, -1), w, None, None).reshape(x.shape), [(1024, 3, 3, 1024)], 1, KERNELS),
+    "ragged": (lambda x, w: jaxext.ragged_dot(x, w, SIZES_OF_GROUPS), [(8, 1024, 1024)], 1, KERNELS),
+    "ragged linear": (lambda x, w: jaxext.ragged_linear(x, w, SIZES_OF_GROUPS, activation="silu"), [(8, 1024, 1024)], 1, ["triton"]),
+    "int8": (lambda x, w: quantized(x, w.astype(jnp.int8), jnp.ones((1, 1024))), [(1024, 1024)], 0, ["triton"]),
+    "int8, few rows": (lambda x, w: jnp.tile(quantized(x[:32], w, jnp.ones((32, 1024))), (8, 1)), [(1024, 1024)], 0, ["cuda"]),
+}
+
+
+def scanned(layer):
+    return lambda x, *weights: lax.scan(lambda x, w: (layer(x, *w), None), x, weights)[0]
+
+
+def by_index(layer):
+    """Counted layer by layer, as a decoder does for each token."""
+
+    def tokens(x, *weights):
+        each = lambda i, x: layer(x, *(lax.dynamic_index_in_dim(w, i, keepdims=False) for w in weights))
+        return lax.fori_loop(0, 3, lambda _, x: lax.fori_loop(0, STACK, each, x), x)
+
+    return tokens
+
+
+def unrolled(layer):
+    return lambda x, *weights: functools.reduce(lambda x, i: layer(x, *(w[i] for w in weights)), range(STACK), x)
+
+
+def copies(text: str, sizes) -> int:
+    """Count the instructions whose result has as many elements as one of these."""
+    shapes = (re.search(r"[a-z]\w*\[([\d,]+)\]", kind) for kind, opcode, _ in instructions(text) if opcode not in (*FREE, "fusion-start"))
+    return sum(math.prod(map(int, shape[1].split(","))) in sizes for shape in shapes if shape)
+
+
+IN_LOOPS = [(name, kernels, scanned) for name, row in LAYERS.items() for kernels in row[3]]
+IN_LOOPS += [("linear", kernels, loop) for kernels in KERNELS for loop in (by_index, unrolled)]
+
+
+@pytest.fixture
+def slicing(kernels_of_layers):
+    if jax.__version_info__ < (0, 11):
+        pytest.skip("this XLA hands typed foreign calls no slice of a loop")
+    if kernels_of_layers == "triton" and importlib.metadata.version("jax-triton") < "0.4":
+        pytest.skip("this jax-triton's calls are of the older kind")
+    with by(kernels_of_layers):
+        yield
+
+
+@pytest.mark.parametrize(("name", "kernels_of_layers", "loop"), IN_LOOPS)
+def test_layers_are_read_in_place(slicing, name, loop, compiled):
+    """Gradients of scanned weights are written in place, too."""
+    layer, weights, differentiable, _ = LAYERS[name]
+    dtype = jnp.bfloat16 if differentiable else jnp.int8
+    fun, args = loop(layer), (ROWS, *(struct(STACK, *shape, dtype=dtype) for shape in weights))
+    funs = [fun]
+    if differentiable and loop is scanned:
+        funs.append(jax.grad(lambda *args: fun(*args).astype(jnp.float32).sum(), range(1 + differentiable)))
+    sizes = {math.prod(shape) for shape in weights}
+    for each in funs:
+        assert copies(compiled(each, *args), sizes) >= len(weights)
+        assert copies(compiled(jaxext.slices_in_place()(each), *args), sizes) == 0
+
+
+@pytest.mark.parametrize("kernels_of_layers", KERNELS)
+def test_layers_split_over_devices_are_read_in_place(slicing, devices, compiled):
+    """Each device has a part of the columns of `up` and of the rows of `down`."""
+    mesh = Mesh(np.array(devices), "model")
+    layer, weights, *_ = LAYERS["linear"]
+    specs = PartitionSpec(), PartitionSpec(None, None, "model"), PartitionSpec(None, "model")
+    arrays = [ROWS, *(struct(STACK, *shape) for shape in weights)]
+    args = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
+    sizes = {math.prod(shape) // len(devices) for shape in weights}
+    assert copies(compiled(scanned(layer), *args), sizes) == 2
+    assert copies(compiled(jaxext.slices_in_place()(scanned(layer)), *args), sizes) == 0
 
 
 # What stands around a kernel

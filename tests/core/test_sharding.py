@@ -278,6 +278,7 @@ SETTINGS = {
     "jax_default_matmul_precision": lambda: jax.default_matmul_precision("highest"),
     "jax_numpy_dtype_promotion": lambda: jax.numpy_dtype_promotion("standard"),
     "jax_numpy_rank_promotion": lambda: jax.numpy_rank_promotion("allow"),
+    "slices_in_place": jaxext.slices_in_place,
     "use_implementation": lambda: jaxext.use_implementation("xla"),
     "use_invariant": jaxext.use_invariant,
     "use_table": lambda: jaxext.use_table(None),

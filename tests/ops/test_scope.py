@@ -155,7 +155,14 @@ def test_what_is_no_function_is_refused(scope, thing):
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("use_implementation", ["name"]), ("use_invariant", []), ("in_place_of_lax", []), ("use_table", ["table"]), ("use_target", ["arch"])],
+    [
+        ("use_implementation", ["name"]),
+        ("use_invariant", []),
+        ("slices_in_place", []),
+        ("in_place_of_lax", []),
+        ("use_table", ["table"]),
+        ("use_target", ["arch"]),
+    ],
 )
 def test_a_decorator_without_parentheses(name, parameters, tmp_path, monkeypatch):
     """The message has a call that works."""

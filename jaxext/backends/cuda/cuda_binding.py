@@ -90,7 +90,7 @@ def fields_named(problem: Any, names: Iterable[str]) -> dict[str, Any]:
 def kernel_call(
     call: Call, problem: MatmulProblem | ConvProblem, fields: Mapping[str, Any], stem: str, config: Any, *more: str, aligned: bool = True
 ) -> KernelCall:
-    """Return the call of the target `stem`.  `more`: operands beside the factors; `aligned`: arrays begin where TMA can read."""
+    """Return the call of the target `stem`.  `more`: operands beside the factors; `aligned`: arrays have to begin where TMA can read."""
     attributes, slots, epilogue = {**fields, **dataclasses.asdict(config)}, [*call.factors, *more], problem.epilogue
     if epilogue is not None:
         added = [slot for slot in ("bias", "residual") if getattr(epilogue, slot)]
@@ -103,7 +103,7 @@ def kernel_call(
         describe=stem if epilogue is not None else stem.rpartition("_")[0],
         slots=tuple(slots),
         splits=attributes.get("splits", 1),
-        call=functools.partial(called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes, aligned=aligned),
+        call=functools.partial(called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes, own_buffers=aligned and not call.in_place),
     )
 
 
@@ -119,21 +119,22 @@ def called(
     shapes: Mapping[str, tuple[int, ...]],
     result: Any,
     *operands: jax.Array,
-    aligned: bool = True,
+    own_buffers: bool,
 ) -> Any:
     """Call a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer.
 
-    `result` is a tuple if there are several, which have one shape, and so is what is returned.  `aligned`: as for `kernel_call`.
+    `result` is a tuple if there are several, which have one shape, and so is what is returned.  `own_buffers`: no
+    array is passed as a slice of a larger one.
     """
     parts = (attributes["splits"],) if attributes.get("splits", 1) > 1 else ()
-    placed = own_buffer if aligned else (lambda x: x)
+    place = own_buffer if own_buffers else (lambda x: x)
     given = [
-        placed(x.astype(jnp.float32) if slot == "bias" else x.reshape(shapes.get(slot, x.shape)))
+        place(x.astype(jnp.float32) if slot == "bias" else x.reshape(shapes.get(slot, x.shape)))
         for slot, x in zip(slots, operands, strict=True)
     ]
     results = jax.tree.map(lambda each: jax.ShapeDtypeStruct((*parts, *shapes["result"]), each.dtype), result)
     made = ffi_call(target, results, given, attributes)
-    return jax.tree.map(lambda y, each: placed(y).reshape(each.shape), made, result)
+    return jax.tree.map(lambda y, each: place(y).reshape(each.shape), made, result)
 
 
 def ffi_call(target: str, results: Any, operands: Sequence[jax.Array], attributes: Mapping[str, Any]) -> Any:

@@ -85,7 +85,9 @@ class TritonKernels(KernelImplementation):
             describe=self.family(problem, config),
             slots=tuple(dict.fromkeys(launch.operands)),  # an operand that a fused kernel lacks is the left one again
             splits=launch.splits,
-            call=functools.partial(called if call.platform == "cuda" else interpreted, launch, call.arch),
+            call=functools.partial(called, launch, call.arch, not call.in_place)
+            if call.platform == "cuda"
+            else functools.partial(interpreted, launch),
         )
 
 
@@ -169,12 +171,12 @@ def _keywords() -> tuple[str, dict[str, Any]] | None:
     return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
 
 
-def called(launch, arch, result, *operands) -> Any:
-    """The compiled kernel, as a custom call.  There are two results where `result` is a tuple of two."""
+def called(launch, arch, own_buffers, result, *operands) -> Any:
+    """The compiled kernel, as a custom call, for pointers aligned to 16 bytes.  There are two results where `result` is a tuple of two."""
     keywords = _keywords()
     assert keywords is not None
-    buffers = map(own_buffer, operands)  # it is compiled for pointers aligned to 16 bytes
-    slots = dict(zip(dict.fromkeys(launch.operands), buffers, strict=True))
+    place = own_buffer if own_buffers else (lambda x: x)
+    slots = dict(zip(dict.fromkeys(launch.operands), map(place, operands), strict=True))
     y = _jax_triton().triton_call(
         *(slots[slot] for slot in launch.operands),
         kernel=launch.kernel,
@@ -187,12 +189,11 @@ def called(launch, arch, result, *operands) -> Any:
         **keywords[1],
         **launch.constants,
     )
-    return jax.tree.map(own_buffer, y)
+    return jax.tree.map(place, y)
 
 
-def interpreted(launch, arch, result, *operands) -> Any:
+def interpreted(launch, result, *operands) -> Any:
     """The kernel in Triton's interpreter."""
-    del arch
     from jaxext.backends.triton.interpreter import interpret
 
     def callback(*operands):

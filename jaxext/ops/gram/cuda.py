@@ -98,5 +98,5 @@ class CudaGram(GramKernels, Cuda):
             describe="gram",
             slots=slots,
             splits=config.splits,
-            call=functools.partial(called, *self.custom_calls, attributes, slots, shapes),
+            call=functools.partial(called, *self.custom_calls, attributes, slots, shapes, own_buffers=not call.in_place),
         )

@@ -167,13 +167,14 @@ class CudaScaled(ScaledKernels, Cuda):
 
     def launch(self, call, problem, config):
         attributes = fields(problem) | dataclasses.asdict(config)
-        call = functools.partial(_scaled, problem, attributes)
+        call = functools.partial(_scaled, problem, attributes, not call.in_place)
         return KernelCall(describe="scaled", slots=slots(problem), splits=config.splits, call=call)
 
 
-def _scaled(problem: ScaledProblem, attributes: Mapping[str, Any], result: jax.ShapeDtypeStruct, *operands: jax.Array) -> jax.Array:
+def _scaled(problem: ScaledProblem, attributes: Mapping[str, Any], own_buffers: bool, result, *operands: jax.Array) -> jax.Array:
     given, shapes = arrays(problem, dict(zip(slots(problem), operands, strict=True))), {"result": (problem.B, problem.rows, problem.cols)}
-    return called("jaxext_scaled_v1", attributes, [*given], shapes, kernel_result(result), *given.values()).astype(result.dtype)
+    y = called("jaxext_scaled_v1", attributes, [*given], shapes, kernel_result(result), *given.values(), own_buffers=own_buffers)
+    return y.astype(result.dtype)
 
 
 _WEIGHT_ONLY = CudaWeightOnly()

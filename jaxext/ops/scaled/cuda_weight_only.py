@@ -181,13 +181,15 @@ class CudaWeightOnly(ScaledKernels, Cuda):
             describe="weight_only",
             slots=("x", "w", "w_scale"),
             splits=config.splits,
-            call=functools.partial(_weight_only, problem, fields(problem) | dataclasses.asdict(config)),
+            call=functools.partial(_weight_only, problem, fields(problem) | dataclasses.asdict(config), not call.in_place),
         )
 
 
-def _weight_only(problem: WeightOnlyProblem, attributes: Mapping[str, Any], result, x, w, scale) -> jax.Array:
+def _weight_only(problem: WeightOnlyProblem, attributes: Mapping[str, Any], own_buffers: bool, result, x, w, scale) -> jax.Array:
     """The call of the handler, which takes two int4 in a byte, the first in the low half, as XLA packs them on GPUs."""
     B, M, N, K, S = (getattr(problem, label) for label in "BMNKS")
     w = lax.bitcast_convert_type(w.reshape(-1, 2), jnp.int8) if problem.packed else w
     given, shapes = (x, w.reshape(B, K, -1), scale.astype(jnp.float32)), {"x": (B, M, K), "scale": (B, S, N), "result": (B, M, N)}
-    return called("jaxext_weight_only_v1", attributes, ("x", "w", "scale"), shapes, kernel_result(result), *given).astype(result.dtype)
+    slots = ("x", "w", "scale")
+    y = called("jaxext_weight_only_v1", attributes, slots, shapes, kernel_result(result), *given, own_buffers=own_buffers)
+    return y.astype(result.dtype)
