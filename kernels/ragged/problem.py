@@ -5,8 +5,8 @@
     nt    x[B,P,R,M,K]        y[M,N] w[g,K,N]ᵀ               m    k       n
     tn    w[B,G,K,N]          xᵀ y over the rows of g        k    n       p, r, m in g
 
-A group's rows are those from begin[B,P,G] up to end[B,P,G]; these ranges are in order and do not overlap.  A row outside of all ranges is
-never read, and its result is zero.
+A group's rows are those from begin[B,P,G] up to end[B,P,G].  The first group may begin anywhere, each other one that has rows at the end of
+the group before it.  A row outside of all ranges is never read, and its result is zero.
 
 In nn and nt each program computes a *visit*: a tile of rows, for one of the groups that have rows in it.  There are at most
 ⌈M / tile⌉ + G - 1 visits for any ranges, so the host knows the grid, and `visits` computes them on the device.  In tn the programs of a
@@ -68,14 +68,13 @@ class Problem(RaggedProblem, MatmulTiles):
 def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
     """The visits, int32 [B,P,visits,5], from ranges [B,P,G], by numpy or a module like it.  `NUMBERS_OF_VISIT` names the five numbers.
 
-    A row is written by the visit of its group; a row without a group, by the visit before it in the tile, or by the first one.  A tile
+    A row is written by the visit of its group; a row without a group, by the last visit of its tile, or by the first one.  A tile
     without a group has a visit that writes zeros.  Surplus visits write nothing.
     """
     groups = begin.shape[-1]
     count = cdiv(rows, tile) + groups - 1
     exists, number = end > begin, numpy.arange(groups, dtype=begin.dtype)
-    earlier = (number[:, None] > number[None])[None, None]
-    before = numpy.max(numpy.where(earlier & exists[..., None, :], end[..., None, :], 0), -1)  # the end of the group before it
+    before = numpy.where(begin > begin[..., :1], begin, 0)  # the end of the group before it, or the first row
     first_tile, last_tile = begin // tile, (end - 1) // tile
     shares = exists & (before > first_tile * tile)  # its first tile with the group before it
     more = numpy.cumsum(shares, -1).astype(begin.dtype)  # visits than tiles, up to this group

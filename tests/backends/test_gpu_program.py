@@ -382,7 +382,7 @@ OPERATIONS = {
     "causal, state": (with_state, (*SEQUENCE, struct(8, 3, 5376)), KERNELS, exactly(kernel=1), BACK),
     "causal, packed": (packed, (*SEQUENCE, struct(8, 2048, dtype=jnp.int32)), KERNELS, exactly(kernel=1), BACK),
     # the ranges of rows are found by few small kernels, and no array of the factors' size is made or copied besides
-    "ragged": (jaxext.ragged_dot, EXPERTS, KERNELS, at_most(6, 1), at_most(8, 2)),
+    "ragged": (jaxext.ragged_dot, EXPERTS, KERNELS, at_most(5, 1), at_most(7, 2)),
     # two products, the slope times the cotangent, and the bias's gradient; a copy is that of an argument, which becomes a result as it is
     "linear": (linear, LINEAR, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),
     "gated": (gated, GATED, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),

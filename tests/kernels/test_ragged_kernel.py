@@ -195,8 +195,10 @@ def test_visits(seed):
     rng = np.random.default_rng(seed)
     rows, tile, groups = int(rng.integers(1, 70)), int(rng.choice([4, 16])), int(rng.integers(1, 9))
     cuts = np.sort(rng.integers(0, rows + 1, (2, 1, groups + 1)), -1).astype(np.int32)
-    begin, end = cuts[..., :-1], cuts[..., 1:].copy()
-    end -= np.where(rng.random(end.shape) < 0.3, (end - begin) // 2, 0).astype(np.int32)  # rows between groups
+    first, last = sorted(rng.integers(0, groups + 1, 2)) if seed % 2 else (0, groups)  # other groups are not among the sizes
+    cuts[..., : first + 1] *= first == 0  # rows before the first group are of groups that have no matrix
+    among = (np.arange(groups) >= first) & (np.arange(groups) < last)
+    begin, end = np.where(among, cuts[..., :-1], 0), np.where(among, cuts[..., 1:], 0)
     found = visits(np, begin, end, rows, tile)
     assert found.shape == (2, 1, -(-rows // tile) + groups - 1, 5) and found.dtype == np.int32
     for b in range(2):
