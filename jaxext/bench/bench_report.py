@@ -184,8 +184,8 @@ class Report(_Record, frozen=True, kw_only=True):
     Attributes:
       environment: of `jaxext.tables.environment.report()`; "device", "date" and "versions" are among it.
       timer, not_cupti: how time was measured, and the reason if not by CUPTI.
-      reduced: whether the problems are small twins of those in the suite.
-      trial: whether this was a trial of the harness, on tiny twins with one sample, so that times mean nothing.
+      reduced: whether the problems are reduced from those in the suite.
+      trial: whether this was a trial of the harness, on tiny problems with one sample, so that times mean nothing.
       ceilings: bytes per second of a large copy ("copy"), and operations per second of a large product, by dtype.
       state: of the GPU before the first row.
       interrupted: whether the run did not finish: it was interrupted or killed, or the device was lost.

@@ -193,7 +193,7 @@ class Problem:
     numbers: tuple[str, ...] = ("bf16",)
     tags: frozenset[str] = frozenset()
 
-    stages: ClassVar[tuple[str, ...]]  # what to make smaller, one after the other, for a smaller twin
+    stages: ClassVar[tuple[str, ...]]  # what to make smaller, one after the other, for a smaller problem
 
     @property
     def products(self) -> tuple[str, ...]:

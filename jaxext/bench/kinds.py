@@ -1,7 +1,7 @@
 """The kinds of problems, given by sizes in the terms of users.
 
-`problem` gives the kernels' own `Problem`, and `case` a function of arrays, each for one role and kind of numbers; `halved` makes a smaller
-twin step by step.
+`problem` gives the kernels' own `Problem`, and `case` a function of arrays, each for one role and kind of numbers; `halved` makes a problem
+smaller step by step.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ operations "own" and the name), the network that a problem is from ("llama", "re
     sweep       compiled with every candidate config, not only with the one that is picked
     precision   float32 by other means than TF32, or 8-bit numbers
     cpu         small enough for a CPU without reduction, in float32
-    reduced     a smaller twin, without targets
+    reduced     a smaller problem of the same kind, without targets
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxext.bench.own import SUITE
 from jaxext.core.family import families
 from jaxext.core.form import Form, owner
 
-DEFAULT = 1e8  # operations of a twin for a CPU, per role
+DEFAULT = 1e8  # operations of a reduced problem for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
 
 
@@ -276,25 +276,27 @@ def declared() -> list[Labelled]:
 
 
 def reduced(problem: Problem, flops: float = DEFAULT) -> Problem:
-    """A twin of the same kind with at most about that many operations per role: itself, if it has no more.
+    """A problem of the same kind with at most about that many operations per role: itself, if it has no more.
 
     First what is a batch becomes smaller (but stays one), then space, then channels; filter, stride, padding and dilations stay, groups
-    stay several and odd channels odd.  The twin's name says its sizes, and it is tagged "reduced".
+    stay several and odd channels odd.  The name of a reduced problem says its sizes, and it is tagged "reduced".
     """
-    twin = problem
+    small = problem
     for stage in problem.stages:
-        while _work(twin) > flops and (smaller := twin.halved(stage)) != twin:
-            twin = smaller
-    return twin if twin is problem else dataclasses.replace(twin, name=f"{problem.name} as {twin.size}", tags=problem.tags | {"reduced"})
+        while _work(small) > flops and (smaller := small.halved(stage)) != small:
+            small = smaller
+    return (
+        small if small is problem else dataclasses.replace(small, name=f"{problem.name} as {small.size}", tags=problem.tags | {"reduced"})
+    )
 
 
-def twins(problems: Iterable[Problem], flops: float = DEFAULT) -> list[Problem]:
-    """The problems for a CPU: those tagged "cpu" unchanged, and twins of the others; of equal twins only the one with the most roles."""
+def cpu_problems(problems: Iterable[Problem], flops: float = DEFAULT) -> list[Problem]:
+    """The problems for a CPU: those tagged "cpu" unchanged, and the others reduced; of equal ones only the one with the most roles."""
     found: dict[Problem, Problem] = {}
     for problem in problems:
-        twin = problem if "cpu" in problem.tags and flops >= DEFAULT else reduced(problem, flops)
-        asked = dataclasses.replace(twin, name="", tags=frozenset(), roles=())
-        found[asked] = max(found.get(asked, twin), twin, key=lambda problem: len(problem.roles))
+        small = problem if "cpu" in problem.tags and flops >= DEFAULT else reduced(problem, flops)
+        asked = dataclasses.replace(small, name="", tags=frozenset(), roles=())
+        found[asked] = max(found.get(asked, small), small, key=lambda problem: len(problem.roles))
     return list(found.values())
 
 

@@ -54,8 +54,8 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--dtype", nargs="+", action="extend", default=[], metavar="DTYPE", help=numbers)
     size = which.add_mutually_exclusive_group()
     size.add_argument("--full", action="store_true", help="problems as they are (default on a GPU)")
-    size.add_argument("--reduced", action="store_true", help=f"smaller twins, of {problems.DEFAULT:.0e} operations (default elsewhere)")
-    size.add_argument("--quick", action="store_true", help="tiny twins and few samples: this tries the harness, and measures nothing")
+    size.add_argument("--reduced", action="store_true", help=f"smaller problems, of {problems.DEFAULT:.0e} operations (default elsewhere)")
+    size.add_argument("--quick", action="store_true", help="tiny problems and few samples: this tries the harness, and measures nothing")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +126,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
         raise UsageError(str(error)) from None
     found = [problem for problem in (_in(problem, numbers) for problem in found) if problem.numbers]
     if options.quick or options.reduced or not (gpu or options.full):
-        found = problems.twins(found, QUICK if options.quick else problems.DEFAULT)
+        found = problems.cpu_problems(found, QUICK if options.quick else problems.DEFAULT)
     chosen = [case for problem in found for case in problem.cases(options.roles)]
     chosen = [case for case in chosen if not options.only or any(part in case.name for part in options.only)]
     if not chosen:

@@ -46,7 +46,7 @@ def run(call):
 
 
 def smaller(case, config):
-    """A problem of the kind that does not fit the tiles; or, if its own sizes make it what it is, its twin."""
+    """A problem of the kind that does not fit the tiles; or, if its own sizes make it what it is, that problem reduced."""
     if isinstance(case, Matmul) and not any(size % 16 for size in (case.M, case.N, case.K)):
         sizes: Any = dict(B=min(case.B, 2), M=config.tile_m + 24, N=config.tile_n // 2 + 40, K=2 * config.tile_k + 16)
         return Matmul(name=case.name, numbers=case.numbers, **sizes)
@@ -81,8 +81,8 @@ PICKS: list[Any] = list(picks())
 @pytest.mark.parametrize(("case", "role", "numbers", "arch", "config"), PICKS)
 def test_pick(case, role, numbers, arch, config):
     config = dataclasses.replace(config, splits=min(config.splits, MOST_SPLITS))
-    twin: Any = smaller(case, config)
-    problem = twin.problem(role, numbers, arch)
+    small: Any = smaller(case, config)
+    problem = small.problem(role, numbers, arch)
     if case.kernel == "conv":  # it may have fewer groups
         config = dataclasses.replace(config, groups=math.gcd(config.groups, problem.G))
     run(Call(case.kernel, problem, config))
