@@ -52,11 +52,14 @@ class XlaRagged(XlaDefinition):
         if call.open != "w" and call.sizes["K" if call.open == "y" else "N"] == 1:
             return (Ways("gathered"),)
         if call.platform == "cpu":
-            # Smaller blocks multiply more slowly, and larger ones have more rows that do not count: in a sum those cost less.
+            # Smaller blocks multiply more slowly, and larger ones have more rows that do not count: for y open those cost most.
             of_group = _power_of_two(call.sizes["M"] / call.sizes["G"])
-            rows = min(max(of_group, 8) if call.open == "w" else max(of_group // 2, 4), 32, call.sizes["M"])
-            more = 256 if call.open == "w" and call.sizes["M"] >= 256 else 128  # a sum is read and written for each block
-            blocks = Ways("groups", rows, more if call.sizes["M"] >= more else 0)
+            rows = min(max(of_group // 2 if call.open == "y" else of_group, 4), 32, call.sizes["M"])
+            if of_group <= 4 and (call.open == "w" or call.dtypes["w"] in (jnp.float32, jnp.float64)):
+                rows = 1  # XLA multiplies a row by a matrix as it lies in memory, and two rows by one that it packs first
+            # A sum is read and written for each block.  XLA would multiply a block of all rows before the loop, also if no group fills it.
+            more = 256 if call.open == "w" and call.sizes["M"] > 256 else 128
+            blocks = Ways("groups", rows, more if call.sizes["M"] > more else 0)
         else:
             rows = min(max(_power_of_two(call.sizes["M"] / call.sizes["G"]), 64), 512, call.sizes["M"])
             blocks = Ways("listed", rows)
@@ -87,11 +90,10 @@ def _power_of_two(size: float) -> int:
 def _small(call: Call) -> bool:
     """Return whether the dense way is as fast: one group, a block of all rows, or a loop that takes longer than what it computes."""
     groups, rows, columns, summed = (call.sizes[label] for label in "GMNK")
-    halves = call.dtype.itemsize == 2  # of which a loop converts each slice to float32
     if call.open == "w":
         return groups == 1 or rows * groups <= 256 and min(columns, summed) > 1  # the dense way writes no filter twice
     products = math.prod(call.sizes[label] for label in "BPRMGNK")
-    return groups == 1 or products <= 1 << 17 or halves and max(rows, groups) <= 16
+    return groups == 1 or products <= 1 << 17
 
 
 def factors(call: Call, flat):
