@@ -222,6 +222,9 @@ ON_CPU = [
     _ragged("experts, all in one", (0, 0, 0, 2048, 0, 0, 0, 0), 256, 512, "cpu", **FLOAT),
     _ragged("experts, small", (16,) * 8, 64, 64, "cpu", **FLOAT),
     _ragged("experts, decoding", (1, 0, 2, 1) * 4, 256, 512, "cpu", **FLOAT),
+    _ragged("experts, decoding", (1,) * 64, 256, 512, "cpu", **FLOAT),
+    _ragged("experts, decoding", (8,) * 16, 256, 512, "cpu", **FLOAT),
+    _ragged("experts, many", (8,) * 64, 256, 512, "cpu", **FLOAT),
     _ragged("one group", (1024,), 256, 256, "cpu", **FLOAT),
 ]
 

@@ -98,6 +98,9 @@ OF_CPUS: Mapping[str, Mapping[str, float]] = {
     "experts, all in one, 8 groups, 2048x256x512": NO_SLOWER,
     "experts, small, 8 groups, 128x64x64": NO_SLOWER,
     "experts, decoding, 16 groups, 16x256x512": NO_SLOWER,
+    "experts, decoding, 64 groups, 64x256x512": NO_SLOWER,
+    "experts, decoding, 16 groups, 128x256x512": NO_SLOWER,
+    "experts, many, 64 groups, 512x256x512": NO_SLOWER,
     "one group, 1 groups, 1024x256x256": NO_SLOWER,
     **{f"cube, {n}x{n}x{n}": {NN: 0.95} for n in (256, 512, 1024, 2048)},
 }

@@ -147,6 +147,7 @@ def test_sizes_of_axes(shape):
 
 WAYS = [
     Ways("groups", 2, 4),
+    Ways("groups", 1, 4),
     Ways("groups", 5),
     Ways("listed", 4),
     Ways("listed", 1),
@@ -181,6 +182,22 @@ def test_every_way_to_compute(way, dtype, monkeypatch):
     of_parts = [[of_groups(x[b, p, r], y[b, p, r], sizes[b, p]) for p in range(3) for r in range(2)] for b in range(2)]
     want = np.sum(of_parts, 1)
     np.testing.assert_allclose(dw.astype(np.float64), want, rtol=0 if dtype == "float32" else 2**-8)
+
+
+@pytest.mark.parametrize("rows", [128, 256])
+def test_no_block_of_a_loop_has_all_rows(rows, monkeypatch):
+    """XLA would multiply it before the loop, for each group, since all turns of the loop have the same."""
+    ways, candidates = [], XlaRagged.candidates
+
+    def recorded(self, call):
+        ways.extend(found := candidates(self, call))
+        return found
+
+    monkeypatch.setattr(XlaRagged, "candidates", recorded)
+    x, w, _ = operands(rows=rows, groups=8, k=64, n=64)
+    step = jax.grad(lambda x, w: jaxext.ragged_dot(x, w, ints(*[rows // 8] * 8)).sum(), (0, 1))
+    jax.block_until_ready(step(x, w))
+    assert ways and all(max(way.rows, way.more) < rows for way in ways)
 
 
 def test_a_filter_of_another_group_is_not_met():
