@@ -41,6 +41,7 @@ from jaxext.ops.causal import causal_conv1d as causal_conv1d, causal_conv1d_upda
 from jaxext.ops.scaled import scaled_dot as scaled_dot
 from jaxext.ops.quantized import fp8_matmul as fp8_matmul, quantized_matmul as quantized_matmul
 from jaxext.ops.gram import gram as gram, newton_schulz as newton_schulz
+from jaxext.mixture import moe as moe
 from jaxext import quantization as quantization
 
 if TYPE_CHECKING:  # these are imported on first use, which saves a third of the time of importing everything

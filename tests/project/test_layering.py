@@ -50,12 +50,13 @@ MAY = {
     },
     "hazards": {"tuning", "lax", "core", "_compat", "_messages"},
     "parallel": {"ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "core", "_compat", "_messages"},
+    "mixture": {"parallel", "ops.ragged", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
     "cli": {"__init__", "bench", "verify", "tuning", "backends.cuda", "tables", "_compat", "_target", "_messages", *BUILT},
     "__init__": {
         *OPERATIONS,
-        *("extend", "parallel", "privacy", "testing", "checkpoint_policies", "tuning", "hazards", "lax", "tables", "export"),
+        *("extend", "parallel", "mixture", "privacy", "testing", "checkpoint_policies", "tuning", "hazards", "lax", "tables", "export"),
         *("quantization", "_target", "_compat", "_messages"),
     },
     "__main__": {"cli"},

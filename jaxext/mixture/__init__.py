@@ -1,0 +1,239 @@
+"""The public layer of a mixture of experts: rows are sorted by expert, multiplied by ragged products, and added up where they came from.
+
+    choices (row, j)  ->  places by expert  ->  gate and up  ->  down, times the weight of the choice  ->  the sum over j
+
+The first and the last arrow are gathers, and so are their transposes (`routed_rows`).  If the experts are split over devices, rows go to
+their experts between them (`jaxext.parallel.expert_parallel`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
+
+from jaxext._messages import format_value
+from jaxext.core import activation as _activation
+from jaxext.core import partition
+from jaxext.core.checks import checked, given, refuse_kinds, refuse_shape
+from jaxext.core.epilogue import accumulated
+from jaxext.lax.dispatch import named
+from jaxext.mixture.routed_rows import collect, spread
+from jaxext.ops.ragged import form, ragged_gated_linear_unit, ragged_linear
+
+__all__ = ["moe"]
+
+# Halves of the rows are exchanged apart if each has as many rows for an expert as fill a kernel's tile: fewer would read every weight twice
+# for products that take as long.
+ROWS_OF_A_HALF = 128
+
+
+@overload
+def moe(x, indices, weights, w_gate, w_up, w_down, *, return_dropped: Literal[True], **keywords: Any) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def moe(x, indices, weights, w_gate, w_up, w_down, *, return_dropped: Literal[False] = False, **keywords: Any) -> jax.Array: ...
+
+
+def moe(
+    x: ArrayLike,
+    indices: ArrayLike,
+    weights: ArrayLike,
+    w_gate: ArrayLike | None,
+    w_up: ArrayLike,
+    w_down: ArrayLike,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = "silu",
+    capacity: int | None = None,
+    axis_name: Hashable | None = None,
+    return_dropped: bool = False,
+    precision=None,
+    implementation: str | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Mixture of experts: y = Σ_j weights[j] (activation(x w_gate[e]) (x w_up[e])) w_down[e], e = indices[j], for each row x.
+
+    The router is yours: `weights, indices = jax.lax.top_k(scores, k)`.  Each row is multiplied by the matrices of its experts alone.
+
+    An index outside 0 to E - 1 chooses nobody and contributes zero: neither its weight nor, for its sake, its row is read, and NaN in them
+    reaches no other result and no gradient.
+
+    Args:
+      x: shape (..., D), floating-point.
+      indices: shape (..., k), integers: the experts of each row.
+      weights: shape (..., k): their weights.
+      w_gate: shape (E, D, F).  None: no gate, so activation(x w_up[e]) w_down[e], or the gate is in w_up.
+      w_up: shape (E, D, F), or (E, D, 2, F) with the gate first, as for `ragged_gated_linear_unit`, whose kernel computes both at once.
+      w_down: shape (E, F, D).
+      activation: as in `linear`.
+      capacity: how many choices an expert takes at most: the first ones, in the order of the rows, and of j within a row.  Others
+        contribute zero.  None drops nothing.
+      axis_name: inside `jax.shard_map` or `jax.pmap`, the axis over which the experts are split, or a tuple of axes in mesh order.  The
+        matrices are those of E/n experts, device i having experts i E/n up to (i + 1) E/n, and `indices` count all E.  Rows go to the
+        devices of their experts once, and come back once; many rows go in two halves, of which neither waits for the other.
+        `capacity` then counts the choices of each device for each expert, so an expert takes up to n times as many.
+      return_dropped: whether to return (y, dropped): dropped has the shape of `indices`, and is True for the choices that contribute
+        nothing, for want of capacity or of an expert.
+      precision: as in `jax.lax.dot_general`.
+      implementation: as in `ragged_linear`.
+
+    Returns:
+      the shape of x, of the dtype that x and the matrices have together.  The sum over j is taken in float32 for 16 bits.
+
+    Examples:
+      >>> x, w = jnp.ones((3, 2)), jnp.stack([jnp.eye(2), 2 * jnp.eye(2)])
+      >>> indices, weights = jnp.array([[0, 1], [1, 0], [0, 5]]), jnp.full((3, 2), 0.5)
+      >>> moe(x, indices, weights, None, w, w, activation="relu").tolist()
+      [[2.5, 2.5], [2.5, 2.5], [0.5, 0.5]]
+      >>> moe(x, indices, weights, None, w, w, activation="relu", capacity=1, return_dropped=True)[1].tolist()
+      [[False, False], [True, True], [True, True]]
+
+    Raises:
+      TypeError: an argument is not an array, or its shape or dtype does not fit; `capacity` is not an int; `activation` is neither a
+        str nor a function.
+      ValueError: `activation` or `implementation` is unknown; the capacity is negative; `axis_name` lists axes in another order.
+      NameError: no `shard_map` or `pmap` around the call binds the axis.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    arrays = checked("moe", {"x": x, "indices": indices, "weights": weights} | given(w_gate=w_gate) | {"w_up": w_up, "w_down": w_down})
+    _refuse(arrays, capacity)
+    _activation.named("moe", activation)
+    named(implementation, "moe", form.FAMILY)
+    n = 1
+    if axis_name is not None:
+        from jaxext.parallel.axes import devices_along  # the package of several devices is loaded on first use
+
+        n = devices_along(axis_name, "moe: axis_name")
+    fused: dict[str, Any] = dict(activation=activation, precision=precision, implementation=implementation)
+    layer = functools.partial(_layer, capacity=capacity, axis_name=axis_name, n=n, **fused)
+    y, dropped = _on_explicit_meshes(layer, arrays)
+    return (y, dropped) if return_dropped else y
+
+
+def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
+    """Raise for arguments that do not fit each other."""
+    x, indices, up = arrays["x"], arrays["indices"], arrays["w_up"]
+    for argument, of in arrays.items():
+        if argument[0] in "xw_" and argument != "weights" and not jnp.issubdtype(of.dtype, jnp.floating):
+            raise TypeError(f"moe: {argument} is {of.dtype}, want floating-point numbers")
+    if x.ndim == 0:
+        raise TypeError("moe: x has the shape (), want (..., D)")
+    if not jnp.issubdtype(indices.dtype, jnp.integer) or indices.ndim != x.ndim or indices.shape[:-1] != x.shape[:-1]:
+        wanted = ", ".join([*map(str, x.shape[:-1]), "k"])
+        raise TypeError(
+            f"moe: indices is {indices.dtype}{list(indices.shape)}, want integers of the shape ({wanted}), since x is {x.shape}"
+        )
+    refuse_shape("moe", "weights", arrays["weights"], indices.shape, "an element for each of the indices")
+    refuse_kinds("moe", {"weights": arrays["weights"]}, x.dtype)
+    beside = "w_gate" not in arrays and up.ndim == 4
+    if up.ndim != (4 if beside else 3) or up.shape[1] != x.shape[-1] or beside and up.shape[2] != 2:
+        width = x.shape[-1]
+        wanted = f"(E, {width}, F)" + ("" if "w_gate" in arrays else f", or (E, {width}, 2, F): gate and up")
+        raise TypeError(f"moe: w_up has the shape {up.shape}, want {wanted}, since x has the shape {x.shape}")
+    if "w_gate" in arrays:
+        refuse_shape("moe", "w_gate", arrays["w_gate"], up.shape, "that of w_up")
+    refuse_shape("moe", "w_down", arrays["w_down"], (up.shape[0], up.shape[-1], x.shape[-1]), "(E, F, D)")
+    if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
+        raise TypeError(f"moe: capacity is {format_value(capacity)}, want a number of rows or None")
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"moe: capacity is {capacity}, want 0 or more")
+
+
+def _on_explicit_meshes(layer: Callable, arrays: dict[str, jax.Array]):
+    """`layer(**arrays)`, in which the partitioner decides where rows are: sorted by expert they have no sharding that types could tell."""
+    shardings = {argument: partition.explicit(jax.typeof(of)) for argument, of in arrays.items()}
+    mesh = next((of.mesh for of in shardings.values() if of is not None), jax.sharding.get_abstract_mesh())
+    if AxisType.Explicit not in mesh.axis_types:
+        return layer(**arrays)
+    of_results = [NamedSharding(mesh, P()) if (of := shardings[argument]) is None else of for argument in ("x", "indices")]
+    axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return jax.sharding.auto_axes(lambda arrays: layer(**arrays), axes=axes, out_sharding=tuple(of_results))(arrays)
+
+
+def _layer(x, indices, weights, w_up, w_down, w_gate=None, *, capacity, axis_name, n, **fused) -> tuple[jax.Array, jax.Array]:
+    """Return y, and the choices that contribute nothing."""
+    experts, k = n * w_down.shape[0], indices.shape[-1]
+    chosen = _numbered(indices.reshape(-1), experts)
+    if capacity is not None:
+        chosen = _first(chosen, experts, capacity)
+    dropped = (chosen == experts).reshape(indices.shape)
+    matrices = {"up": w_up, "down": w_down} | given(gate=w_gate)
+    dtype = jnp.result_type(x, *matrices.values())
+    if 0 in (k, experts, capacity) or 0 in x.shape:
+        return jnp.zeros(x.shape, dtype), dropped
+    rows, of_choices = x.reshape(-1, x.shape[-1]), (chosen.reshape(-1, k), weights.reshape(-1, k))
+    if axis_name is None:
+        y = _routed(rows, *of_choices, experts, capacity, lambda rows, sizes, scale: _experts(fused, rows, matrices, sizes, scale))
+    else:
+        y = _exchanged(rows, *of_choices, matrices, experts, capacity, axis_name, n, fused)
+    return y.astype(dtype).reshape(x.shape), dropped
+
+
+def _numbered(indices: jax.Array, experts: int) -> jax.Array:
+    """The expert of each choice as int32, and the number of experts for nobody."""
+    indices = indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices
+    return jnp.where((indices >= 0) & (indices < experts), indices, experts).astype(jnp.int32)
+
+
+def _sorted(chosen: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The choices by expert, the position of each choice among them, and how many each expert has."""
+    order = jnp.argsort(chosen, stable=True).astype(jnp.int32)
+    count = jnp.arange(len(chosen), dtype=jnp.int32)
+    position = jnp.zeros_like(chosen).at[order].set(count, unique_indices=True)
+    sizes = (chosen[:, None] == jnp.arange(experts, dtype=jnp.int32)[None]).sum(0, dtype=jnp.int32)
+    return order, position, sizes
+
+
+def _first(chosen: jax.Array, experts: int, capacity: int) -> jax.Array:
+    """The choices of each expert up to its capacity, and nobody for the others."""
+    _, position, sizes = _sorted(chosen, experts)
+    begin = jnp.cumsum(jnp.pad(sizes, (1, 0)), dtype=jnp.int32)  # of nobody too
+    return jnp.where(position - begin[chosen] < capacity, chosen, experts)
+
+
+def _routed(x, chosen, weights, experts: int, capacity: int | None, apply: Callable) -> jax.Array:
+    """`apply(rows, sizes, weights)` of the rows (T, D) by expert, added up where they came from.  `chosen`, `weights`: (T, k)."""
+    choices = chosen.size
+    places = choices if capacity is None else min(choices, experts * capacity)
+    order, position, sizes = _sorted(chosen.ravel(), experts)
+    choice = jnp.where(jnp.arange(places, dtype=jnp.int32) < sizes.sum(dtype=jnp.int32), order[:places], choices)
+    place = jnp.where(chosen < experts, position.reshape(chosen.shape), places)
+    row = choice // chosen.shape[1]  # choice k T, which does not exist, is of row T
+    scale = spread(weights.ravel(), choice, place.reshape(-1, 1))
+    return collect(apply(spread(x, row, place), sizes, scale), row, place)
+
+
+def _experts(fused: dict[str, Any], x, matrices: dict[str, jax.Array], sizes, scale=None) -> jax.Array:
+    """The layer of the expert of each row."""
+    activation, plain = fused["activation"], {name: value for name, value in fused.items() if name != "activation"}
+    up = matrices["up"]
+    if "gate" in matrices:
+        hidden = ragged_linear(x, matrices["gate"], sizes, **fused) * ragged_linear(x, up, sizes, **plain)
+    else:
+        hidden = (ragged_linear if up.ndim == 3 else ragged_gated_linear_unit)(x, up, sizes, activation=activation, **plain)
+    return ragged_linear(hidden, matrices["down"], sizes, row_scale=scale, **plain)
+
+
+def _exchanged(x, chosen, weights, matrices, experts, capacity, axis_name, n, fused) -> jax.Array:
+    """The same with the experts of n devices.  Weights stay where they are, and multiply the rows that come back."""
+    from jaxext.parallel.expert_parallel import expert_parallel
+
+    most = None if capacity is None else capacity * (experts // n)  # from one device to another, of which none is dropped
+
+    def apply(rows, sizes, scale):
+        y = expert_parallel(functools.partial(_experts, fused), rows, matrices, sizes, axis_name=axis_name, capacity=most)
+        wide = accumulated(y.dtype)
+        return y.astype(wide) * scale.astype(wide)[:, None]
+
+    parts = 2 if len(x) > 1 and chosen.size * n >= 2 * ROWS_OF_A_HALF * experts else 1
+    cuts = [len(x) * i // parts for i in range(1, parts)]
+    halves = zip(*(jnp.split(of, cuts) for of in (x, chosen, weights)), strict=True)
+    return jnp.concatenate([_routed(*half, experts, capacity, apply) for half in halves])

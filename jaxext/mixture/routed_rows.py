@@ -1,0 +1,83 @@
+"""Rows that go to places and come back: two linear maps, each the transpose of the other.  Both are gathers.
+
+    spread     y[m] = x[row[m]]              0 if there is no such row
+    collect    x[t] = Σ_j y[place[t, j]]     of the places that there are
+
+`place` lists the places of each row, and `row` the row of each place: row[m] = t if place[t, j] = m, and is no row if no entry is m.
+lax's own transpose of a gather is a scatter, which adds in 16 bits if the rows have 16, and on GPUs in no fixed order.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxext._compat import align_varying, product_primitive
+from jaxext.core.epilogue import accumulated
+
+
+def spread(x: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
+    """Rows (T, ...) at their places (M, ...); `row` has the shape (M,), and `place` (T, k)."""
+    return spread_p.bind(*align_varying(x, row, place), batch=0, axis=0)
+
+
+def collect(y: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
+    """The sum over the places (M, ...) of each row (T, ...), in float32 for 16 bits."""
+    return collect_p.bind(*align_varying(y, row, place), batch=0, axis=0)
+
+
+# `batch`: how many leading axes all operands have; `axis`: which one of the first operand has the rows or the places.
+
+
+def _spread(x, row, place, *, batch, axis):
+    if batch:
+        return jax.vmap(functools.partial(_spread, batch=batch - 1, axis=axis - 1))(x, row, place)
+    return jnp.take(x, row, axis, mode="fill", fill_value=0)
+
+
+def _collect(y, row, place, *, batch, axis):
+    if batch:
+        return jax.vmap(functools.partial(_collect, batch=batch - 1, axis=axis - 1))(y, row, place)
+    # A sum of gathers is one pass over the result, and a gather of all places one over an array k times as large.
+    of_each = [jnp.take(y, at, axis, mode="fill", fill_value=0).astype(accumulated(y.dtype)) for at in place.T]
+    return functools.reduce(operator.add, of_each).astype(y.dtype)
+
+
+def _shape(size_at: int, x, *at, batch, axis):
+    """The shape of the first operand with as many rows as there are places, or the other way round."""
+    return (*x.shape[:axis], at[size_at].shape[batch], *x.shape[axis + 1 :])
+
+
+def _define(name: str, fun, size_at: int) -> Primitive:
+    primitive = product_primitive(name, functools.partial(_shape, size_at), lambda x, *_, **__: x.dtype, None)
+    mlir.register_lowering(primitive, mlir.lower_fun(fun, multiple_results=False))
+    ad.defjvp(primitive, functools.partial(_tangent, primitive), None, None)
+    batching.primitive_batchers[primitive] = functools.partial(_batched, primitive)
+    return primitive
+
+
+def _tangent(primitive, dot, x, row, place, **params):
+    return primitive.bind(dot, row, place, **params)
+
+
+def _transpose(other: Primitive, ct, x, row, place, **params):
+    return ad.Zero(x.aval) if isinstance(ct, ad.Zero) else other.bind(ct, row, place, **params), None, None
+
+
+def _batched(primitive, args, dims, *, batch, axis):
+    x, *at = args
+    if dims[1] is dims[2] is None:  # the places are those of all
+        return primitive.bind(jnp.moveaxis(x, dims[0], batch), *at, batch=batch, axis=axis + 1), batch
+    (size,) = {of.shape[dim] for of, dim in zip(args, dims, strict=True) if dim is not None}
+    args = [batching.bdim_at_front(of, dim, size) for of, dim in zip(args, dims, strict=True)]
+    return primitive.bind(*args, batch=batch + 1, axis=axis + 1), 0
+
+
+spread_p, collect_p = _define("spread_rows", _spread, 0), _define("collect_rows", _collect, 1)
+ad.primitive_transposes[spread_p] = functools.partial(_transpose, collect_p)
+ad.primitive_transposes[collect_p] = functools.partial(_transpose, spread_p)

@@ -1,0 +1,255 @@
+"""A mixture of experts: against a loop over the choices in float64, with choices of nobody, a capacity, and experts on several devices."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import equations, random
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext import testing
+from jaxext.mixture.routed_rows import collect, spread
+
+T, K, E, D, F = 12, 2, 4, 4, 8
+X, WEIGHTS = random((T, D), np.float32, 1), random((T, K), np.float32, 2)
+GATE, UP, DOWN = (random(shape, np.float32, seed) for seed, shape in enumerate([(E, D, F), (E, D, F), (E, F, D)], 3))
+# Expert 2 has nobody, row 1 chooses nobody, row 5 one expert twice.
+INDICES = np.array([[0, 1], [-1, 4], [3, 0], [1, 3], [0, 9], [1, 1], [3, -7], [0, 3], [0, 1], [1, 0], [3, 1], [0, 3]], np.int32)
+ALL = X, INDICES, WEIGHTS, GATE, UP, DOWN
+NOBODY = (INDICES < 0) | (INDICES >= E)
+OPERANDS = (0, 2, 3, 4, 5)  # those that are differentiated
+
+
+def silu(z):
+    return z / (1 + np.exp(-z))
+
+
+def loop(x, indices, weights, gate, up, down, capacity=None):
+    """The definition, and which choices are dropped."""
+    x, weights, up, down = (np.asarray(each, np.float64) for each in (x, weights, up, down))
+    y, dropped, taken = np.zeros_like(x), np.ones(indices.shape, bool), np.zeros(len(up), int)
+    for (t, j), e in np.ndenumerate(indices):
+        if not 0 <= e < len(up) or capacity is not None and taken[e] >= capacity:
+            continue
+        taken[e] += 1
+        dropped[t, j] = False
+        hidden = silu(x[t] @ up[e]) if gate is None else silu(x[t] @ np.asarray(gate[e], np.float64)) * (x[t] @ up[e])
+        y[t] += weights[t, j] * hidden @ down[e]
+    return y, dropped
+
+
+def plain(x, indices, weights, gate, up, down, capacity=None):
+    """The same in jnp, by all experts on all rows."""
+    member = jax.nn.one_hot(indices, up.shape[0], dtype=x.dtype)
+    if capacity is not None:
+        kept = jnp.cumsum(member.reshape(-1, up.shape[0]), 0) <= capacity
+        member = jnp.where(kept.reshape(member.shape), member, 0)
+    hidden = jax.nn.silu(jnp.einsum("td,edf->tef", x, gate)) * jnp.einsum("td,edf->tef", x, up)
+    return jnp.einsum("tef,efd,tke,tk->td", hidden, down, member, weights)
+
+
+def close(got, want, tolerance=1e-5):
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, atol=tolerance * max(1, np.abs(other).max(initial=0)), rtol=0)
+
+
+def gradients(f):
+    return jax.jit(jax.grad(lambda *args: jnp.sin(f(*args)).sum(), OPERANDS))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float64, 1e-14), (jnp.float32, 1e-5), (jnp.bfloat16, 3e-2)])
+@pytest.mark.parametrize("kind", ["gate", "beside", "none"])
+def test_values(kind, dtype, tolerance):
+    x, weights, gate, up, down = (each.astype(dtype) for each in (X, WEIGHTS, GATE, UP, DOWN))
+    matrices = {"gate": (gate, up), "beside": (None, np.stack([gate, up], 2)), "none": (None, up)}[kind]
+    y = jaxext.moe(x, INDICES, weights.astype(np.float32), *matrices, down)
+    assert y.dtype == dtype
+    close(y, loop(x, INDICES, weights, None if kind == "none" else gate, up, down)[0], tolerance)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("capacity", [None, 0, 1, 3, 50])
+def test_capacity_and_nan_that_is_not_read(capacity):
+    """The first choices are kept; the weights of the others, and the row that has no other, are NaN, and their gradients zero."""
+    y, dropped = loop(*ALL, capacity)
+    weights, x = np.where(dropped, np.nan, WEIGHTS), np.where(dropped.all(1)[:, None], np.nan, X).astype(np.float32)
+    ours = lambda *args, **how: jaxext.moe(*args, capacity=capacity, **how)
+    got, found = ours(x, INDICES, weights, GATE, UP, DOWN, return_dropped=True)
+    close(got, y)
+    np.testing.assert_array_equal(found, dropped)
+    assert found.dtype == bool and (capacity is not None or (dropped == NOBODY).all())
+    close(gradients(ours)(x, INDICES, weights, GATE, UP, DOWN), gradients(functools.partial(plain, capacity=capacity))(*ALL))
+
+
+def test_nan_of_an_expert_without_rows_and_of_a_cotangent():
+    """An expert that nobody chose is not read, and a row of the cotangent reaches its own row and experts alone."""
+    matrices = [w.copy() for w in (GATE, UP, DOWN)]
+    for w in matrices:
+        w[2] = np.nan
+    y, pull = jax.vjp(lambda x: jaxext.moe(x, INDICES, WEIGHTS, *matrices), X)
+    close(y, loop(*ALL)[0])
+    (dx,) = pull(jnp.ones_like(y).at[1].set(jnp.nan))  # row 1 chose nobody
+    assert np.isfinite(dx).all() and not dx[1].any()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
+def test_indices_of_any_integers(dtype):
+    close(jaxext.moe(X, INDICES.astype(dtype), *ALL[2:]), loop(*ALL)[0])
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("lead", "k", "experts"), [((3, 4), 2, 4), ((), 2, 4), ((5,), 0, 4), ((0,), 2, 4), ((5,), 3, 1), ((5,), 1, 0)], ids=str
+)
+def test_shapes(lead, k, experts):
+    """Rows of several axes, of none, without choices, no rows, and one expert or none, with gradients."""
+    x, weights = random((*lead, D), np.float32, 1), random((*lead, k), np.float32, 2)
+    indices, matrices = random((*lead, k), np.int32, 3), [w[:experts] for w in (GATE, UP, DOWN)]
+    rows = math.prod(lead)
+    flat = lambda x, i, s, *w: plain(x.reshape(rows, D), i.reshape(rows, k), s.reshape(rows, k), *w).reshape(x.shape)
+    args = x, indices, weights, *matrices
+    close(jaxext.moe(*args), flat(*args))
+    close(gradients(jaxext.moe)(*args), gradients(flat)(*args))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "axes", [(0, None, None, None, None, None), (0, 1, 0, None, None, None), (None, 0, None, 0, 0, 0), (None,) * 5 + (1,)]
+)
+def test_vmap(axes):
+    args = [x if axis is None else np.stack([x, np.roll(x, 1, 0), x[::-1]], axis) for x, axis in zip(ALL, axes, strict=True)]
+    mapped = lambda f: jax.jit(jax.vmap(lambda *args: (f(*args, capacity=3), gradients(f)(*args)), axes))
+    close(mapped(jaxext.moe)(*args), mapped(plain)(*args), 1e-4)
+
+
+def test_second_derivative():
+    args = tuple(x.astype(np.float64) for x in (X, WEIGHTS, GATE, UP, DOWN))
+
+    def along(f):
+        total = lambda x, weights, *matrices: jnp.sin(f(x, INDICES, weights, *matrices)).sum()
+        return jax.jit(lambda *args: jax.jvp(jax.grad(total, range(5)), args, tuple(x[::-1] for x in args)))(*args)
+
+    close(along(jaxext.moe), along(plain), 1e-12)
+
+
+def test_rows_are_gathered_and_added_in_float32():
+    """No row is scattered, forwards or backwards, and no copy is made of gates that lie beside each other."""
+    beside = np.stack([GATE, UP], 2)
+    found = list(equations(jax.grad(lambda x, w: jaxext.moe(x, INDICES, WEIGHTS, None, w, DOWN).sum(), (0, 1)), X, beside))
+    assert [e for e in found if e.primitive.name.startswith("scatter") and e.outvars[0].aval.ndim > 1] == []
+    assert [e.invars[1].aval.shape for e in found if e.primitive.name == "ragged_gated_linear_unit"] == [beside.shape]
+    row, place = jnp.zeros(4, jnp.int32), jnp.arange(4, dtype=jnp.int32)[None]
+    parts = jnp.array([256, 1, 1, 1], jnp.bfloat16)[:, None]
+    assert collect(parts, row, place).item() == jax.linear_transpose(lambda x: spread(x, row, place), parts[:1])(parts)[0].item() == 260
+
+
+SPLITS = {
+    "rows": [P("x"), P("x"), P("x"), P(), P(), P()],
+    "experts": [P(), P(), P(), P("x"), P("x"), P("x")],
+    "hidden": [P("y"), P("y"), P(), P(None, None, "x"), P(None, None, "x"), P(None, "x")],
+    "columns": [P(None, "y"), P(), P(), P(None, "y"), P(), P(None, None, "y")],
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("name", SPLITS)
+def test_devices(name, kind):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
+    args = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(ALL, SPLITS[name], strict=True)]
+    run = lambda f: jax.jit(lambda *args: (f(*args), gradients(f)(*args)))
+    y, dots = run(jaxext.moe)(*args)
+    close((y, dots), run(plain)(*ALL))
+    if kind is AxisType.Explicit:
+        assert [jax.typeof(a).sharding for a in (y, *dots)] == [jax.typeof(args[i]).sharding for i in (0, *OPERANDS)]
+
+
+def split(rows, **how):
+    """The layer with experts split over four devices, and operands of that many rows for each."""
+    rng = np.random.default_rng(0)
+    args = [random((4 * rows, D), np.float64, 1), rng.integers(-1, E + 1, (4 * rows, K)), random((4 * rows, K), np.float64, 2)]
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    ours = lambda *args: jaxext.moe(*args, axis_name="x", return_dropped=True, **how)
+    f = jax.shard_map(ours, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    return f, (*args, *(w.astype(np.float64) for w in (GATE, UP, DOWN)))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("rows", "capacity"), [(3, None), (129, None), (129, 70), (5, 1), (2, 0)])
+def test_experts_on_several_devices(rows, capacity):
+    """One exchange or two; a capacity counts the rows of each device."""
+    f, args = split(rows, capacity=capacity)
+    parts = zip(*(np.split(a, 4) for a in args[:3]), strict=True)
+    y, dropped = (np.concatenate(of) for of in zip(*(loop(*part, *args[3:], capacity) for part in parts), strict=True))
+    got, found = jax.jit(f)(*args)
+    close(got, y, 1e-12)
+    np.testing.assert_array_equal(found, dropped)
+    kept = args[0], np.where(dropped, -1, args[1]), *args[2:]
+    close(gradients(lambda *args: f(*args)[0])(*args), gradients(plain)(*kept), 1e-12)
+
+
+def test_neither_half_waits_for_the_other():
+    """Each of two exchanges, there and back, follows from operands without the other.  Few rows have one exchange."""
+
+    def exchanges(rows):
+        f, args = split(rows)
+        (body,) = (e.params["jaxpr"] for e in jax.make_jaxpr(f)(*args).eqns if e.primitive.name == "shard_map")
+        before, found = {}, []  # the exchanges of which a value is made
+        for eqn in body.eqns:
+            needs = frozenset().union(*(before.get(v, ()) for v in eqn.invars if not hasattr(v, "val")))
+            if eqn.primitive.name == "by_platform":
+                found.append(needs)
+                needs |= {len(found) - 1}
+            before |= dict.fromkeys(eqn.outvars, needs)
+        return found
+
+    assert exchanges(127) == [set(), {0}]
+    assert exchanges(128) == [set(), {0}, set(), {2}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [None, 3])
+def test_every_transformation(capacity):
+    args = X[:8, :2], INDICES[:8], WEIGHTS[:8], GATE[:, :2, :4], UP[:, :2, :4], DOWN[:, :4, :2]
+    ours, reference = (functools.partial(f, capacity=capacity) for f in (jaxext.moe, plain))
+    testing.check_op(ours, reference, args, show=False).raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(x=[[1.0]]), TypeError, "x is .*, want an array"),
+        (dict(x=X.astype(int)), TypeError, "x is int64, want floating-point"),
+        (dict(x=X[0, 0]), TypeError, r"x has the shape \(\), want \(..., D\)"),
+        (dict(indices=WEIGHTS), TypeError, r"indices is float32\[12, 2\], want integers of the shape \(12, k\), since x is \(12, 4\)"),
+        (dict(indices=INDICES[0]), TypeError, r"indices is int32\[2\], want integers of the shape \(12, k\)"),
+        (dict(indices=NOBODY), TypeError, r"indices is bool\[12, 2\], want integers"),
+        (dict(weights=WEIGHTS[:, :1]), TypeError, r"weights has the shape \(12, 1\), want \(12, 2\): an element for each of the indices"),
+        (dict(weights=WEIGHTS.astype(complex)), TypeError, "weights is complex128, want a dtype that converts to float32"),
+        (dict(w_gate=DOWN), TypeError, r"w_gate has the shape \(4, 8, 4\), want \(4, 4, 8\): that of w_up"),
+        (dict(w_up=UP[:, :3]), TypeError, r"w_up has the shape \(4, 3, 8\), want \(E, 4, F\), since x has the shape \(12, 4\)"),
+        (dict(w_up=np.stack([UP] * 2, 2)), TypeError, r"w_up has the shape \(4, 4, 2, 8\), want \(E, 4, F\), since"),
+        (dict(w_gate=None, w_up=np.stack([UP] * 3, 2)), TypeError, r"w_up .*, want \(E, 4, F\), or \(E, 4, 2, F\): gate and up, since"),
+        (dict(w_down=UP), TypeError, r"w_down has the shape \(4, 4, 8\), want \(4, 8, 4\): \(E, F, D\)"),
+        (dict(w_down=DOWN.astype(int)), TypeError, "w_down is int64, want floating-point numbers"),
+        (dict(capacity=2.5), TypeError, "capacity is 2.5, want a number of rows or None"),
+        (dict(capacity=-1), ValueError, "capacity is -1, want 0 or more"),
+        (dict(activation="swoosh"), ValueError, "activation is 'swoosh', want one of"),
+        (dict(implementation="none"), ValueError, "implementation is 'none', want one of"),
+        (dict(axis_name="z"), NameError, "axis_name is 'z', want an axis of a shard_map or pmap around the call"),
+        (dict(axis_name=["x"]), TypeError, r"axis_name is \['x'\], want a name or a tuple of names"),
+    ],
+)
+def test_errors(change, error, message):
+    arguments: dict[str, Any] = dict(zip(("x", "indices", "weights", "w_gate", "w_up", "w_down"), ALL, strict=True)) | change
+    with pytest.raises(error, match=f"^moe: {message}"):
+        jaxext.moe(**arguments)
