@@ -1,15 +1,19 @@
 """A mixture of experts on handwritten digits: on one device, and with the experts split over all devices, with the same losses.
 
-    router:   p = softmax(x R);  each row goes to the TOP experts with the largest p
+    router:   p = softmax(x R);  each row goes to the TOP experts with the largest p + b
     layer:    y = x + Σ_e p_e down_e(relu(up_e(x)))  over these experts
 
     pip install '.[demo]'
     python examples/mixture_of_experts.py
+    python examples/mixture_of_experts.py --balance
 
-What to see: the rows are sorted by expert, and `jaxext.ragged_dot` multiplies those of each expert by its matrix, however many there are.
-`jaxext.ragged_linear` also applies the activation.
-With `jaxext.parallel.expert_parallel` each device has some of the experts and a part of the batch: rows travel to their experts and back.
+What to see: the layer is one call of `jaxext.moe`, which multiplies each row by the matrices of its experts alone, however many there are.
+With `axis_name` each device has some of the experts and a part of the batch: rows travel to their experts and back.
 The column "all - one" is the difference between the parameters that one device finds and those of all of them.
+
+b is zero, and a few experts get most rows: "busiest" is the part of the choices that falls on one expert, and would be 1/16 if all had as
+many.  With `--balance` b is the bias of DeepSeek-V3: after each step it grows for the experts that had fewer rows than the mean, and
+shrinks for those that had more.  It only chooses experts, so no loss is added, and no gradient sees it.
 """
 
 import os
@@ -35,8 +39,9 @@ import jaxext
 WIDTH, HIDDEN, EXPERTS, TOP = 64, 32, 16, 2
 BATCH = 128
 RATE = 0.2
+BIAS_STEP = 0.01  # by which `--balance` moves the bias of an expert
 ROUNDING = 1e-5  # what orders of summation may differ by, in steps of training that add it up
-SHARDINGS = {"router": P(), "up": P("devices"), "down": P("devices"), "out": P()}
+SHARDINGS = {"router": P(), "bias": P(), "up": P("devices"), "down": P("devices"), "out": P()}
 
 
 def load():
@@ -49,83 +54,84 @@ def load():
 def init(seed=0):
     rng = np.random.default_rng(seed)
     shapes = {"router": (WIDTH, EXPERTS), "up": (EXPERTS, WIDTH, HIDDEN), "down": (EXPERTS, HIDDEN, WIDTH), "out": (WIDTH, 10)}
-    return {name: (rng.normal(size=shape) / math.sqrt(shape[-2])).astype(np.float32) for name, shape in shapes.items()}
+    params = {name: (rng.normal(size=shape) / math.sqrt(shape[-2])).astype(np.float32) for name, shape in shapes.items()}
+    return params | {"bias": np.zeros(EXPERTS, np.float32)}
 
 
 # --- the layer and the network
 
 
-def experts(x, weights, sizes):
-    """Apply the experts to rows that are sorted by expert; `sizes` counts the rows of each."""
-    up, down = weights
-    return jaxext.ragged_dot(jaxext.ragged_linear(x, up, sizes, activation="relu"), down, sizes)
-
-
 def routed(params, x):
     """Return the weights of the experts of each row, and the experts' indices."""
-    return lax.top_k(jax.nn.softmax(jaxext.matmul(x, params["router"])), TOP)
+    scores = jax.nn.softmax(jaxext.matmul(x, params["router"]))
+    _, chosen = lax.top_k(scores + params["bias"], TOP)
+    return jnp.take_along_axis(scores, chosen, axis=1), chosen
 
 
-def mixture(apply, params, x):
-    """The layer; `apply` is `experts`, or what sends rows to them."""
-    share, chosen = routed(params, x)
-    order = jnp.argsort(chosen.ravel())  # by expert
-    sizes = jnp.bincount(chosen.ravel(), length=EXPERTS)
-    computed = apply(x[order // TOP], (params["up"], params["down"]), sizes)
-    of_row = jnp.zeros_like(computed).at[order].set(computed).reshape(len(x), TOP, WIDTH)
-    return x + (of_row * share[..., None]).sum(1)
+def mixture(params, x, axis_name=None):
+    """Return the layer's result, and the experts of each row; with `axis_name` the experts are split over that axis."""
+    weights, chosen = routed(params, x)
+    y = jaxext.moe(x, chosen, weights, None, params["up"], params["down"], activation="relu", axis_name=axis_name)
+    return x + y, chosen
 
 
-def losses(apply, params, images, labels):
-    """Cross-entropy of each image, and whether it is recognised."""
-    scores = jaxext.matmul(mixture(apply, params, images), params["out"])
+def losses(params, images, labels, axis_name=None):
+    """Cross-entropy of each image, whether it is recognised, and its experts."""
+    y, chosen = mixture(params, images, axis_name)
+    scores = jaxext.matmul(y, params["out"])
     logp = jax.nn.log_softmax(scores)
-    return -jnp.take_along_axis(logp, labels[:, None], axis=1)[:, 0], scores.argmax(1) == labels
-
-
-def on_one_device(params, images, labels):
-    return losses(experts, params, images, labels)
+    return -jnp.take_along_axis(logp, labels[:, None], axis=1)[:, 0], scores.argmax(1) == labels, chosen
 
 
 def on_all_devices(mesh):
     """Images and experts are split over the devices, router and output matrix are on each."""
-
-    def sent(x, weights, sizes):
-        return jaxext.parallel.expert_parallel(experts, x, weights, sizes, axis_name="devices")
-
     split = P("devices")
-    return jax.shard_map(functools.partial(losses, sent), mesh=mesh, in_specs=(SHARDINGS, split, split), out_specs=split)
+    spread = functools.partial(losses, axis_name="devices")
+    return jax.shard_map(spread, mesh=mesh, in_specs=(SHARDINGS, split, split), out_specs=split)
 
 
 # --- training
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def update(losses_of, params, images, labels):
-    """One step of gradient descent: (parameters, loss)."""
-    loss, grads = jax.value_and_grad(lambda params: losses_of(params, images, labels)[0].mean())(params)
-    return jax.tree.map(lambda p, g: p - RATE * g, params, grads), loss
+def shares(chosen):
+    """Return the part of the choices that each expert gets."""
+    return jnp.bincount(chosen.ravel(), length=EXPERTS) / chosen.size
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def accuracy(losses_of, params, images, labels):
-    return losses_of(params, images, labels)[1].mean()
+def update(losses_of, params, images, labels, bias_step):
+    """One step of gradient descent, and of the bias: (parameters, loss)."""
+
+    def mean(params):
+        loss, _, chosen = losses_of(params, images, labels)
+        return loss.mean(), chosen
+
+    (loss, chosen), grads = jax.value_and_grad(mean, has_aux=True)(params)
+    params = jax.tree.map(lambda p, g: p - RATE * g, params, grads)
+    return params | {"bias": params["bias"] + bias_step * jnp.sign(1 / EXPERTS - shares(chosen))}, loss
 
 
-def train(steps, mesh):
+@functools.partial(jax.jit, static_argnums=0)
+def tested(losses_of, params, images, labels):
+    """Return the part of the images that is recognised, and the share of the expert that gets most of them."""
+    _, recognised, chosen = losses_of(params, images, labels)
+    return recognised.mean(), shares(chosen).max()
+
+
+def train(steps, mesh, bias_step=0.0):
     """Train on one device and on all of them on the same batches; yields parameters and a row of the table, every ten steps."""
     images, labels = load()
-    size, tested = (n // mesh.size * mesh.size for n in (BATCH, len(images)))
+    size, several = (n // mesh.size * mesh.size for n in (BATCH, len(images)))
     spread = on_all_devices(mesh)
     one = init()
     many = {name: jax.device_put(p, jax.NamedSharding(mesh, SHARDINGS[name])) for name, p in init().items()}
     for step in range(1, steps + 1):
         batch = np.arange(step * size, (step + 1) * size) % len(images)
-        one, loss_of_one = update(on_one_device, one, images[batch], labels[batch])
-        many, loss = update(spread, many, images[batch], labels[batch])
+        one, loss_of_one = update(losses, one, images[batch], labels[batch], bias_step)
+        many, loss = update(spread, many, images[batch], labels[batch], bias_step)
         if step == 1 or step % 10 == 0 or step == steps:
             apart = max(float(np.abs(np.asarray(one[name]) - np.asarray(many[name])).max()) for name in one)
-            yield one, (step, loss, loss_of_one, accuracy(spread, many, images[:tested], labels[:tested]), apart)
+            yield one, (step, loss, loss_of_one, *tested(spread, many, images[:several], labels[:several]), apart)
 
 
 def plot(params, path):
@@ -150,6 +156,7 @@ def main(argv=None):
         help="of every product (default: what jaxext prefers); the CUDA kernels take 16-bit operands, these have 32",
     )
     parser.add_argument("--steps", type=int, default=100, help="of training (%(default)s)")
+    parser.add_argument("--balance", action="store_true", help="move a bias of each expert, so that all get as many rows")
     parser.add_argument("--plot", metavar="PATH", help="where to draw which experts see which digits")
     args = parser.parse_args(argv)
     if args.steps < 1:
@@ -159,20 +166,23 @@ def main(argv=None):
     count = math.gcd(EXPERTS, len(devices))
     mesh = jax.make_mesh((count,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices[:count])
     print(f"{EXPERTS} experts, {TOP} for each row, on {count} x {devices[0].platform}: {EXPERTS // count} on each\n")
-    print("step   loss on all   loss on one   recognised   all - one")
+    print("step   loss on all   loss on one   recognised   busiest   all - one")
     rows, trained = [], init()
     # GPUs round float32 operands to TF32 unless told otherwise, by which one device and many would differ more than by order of summation.
     with jax.default_matmul_precision("highest"), jaxext.use_implementation(args.implementation):
-        for params, row in train(args.steps, mesh):
+        for params, row in train(args.steps, mesh, BIAS_STEP if args.balance else 0.0):
             trained = params
             rows.append([float(value) for value in row])
-            print("{:4.0f}   {:11.6f}   {:11.6f}   {:10.1%}   {:9.1e}".format(*rows[-1]))
+            print("{:4.0f}   {:11.6f}   {:11.6f}   {:10.1%}   {:7.1%}   {:9.1e}".format(*rows[-1]))
         if args.plot:
             plot(trained, args.plot)
 
     equal = max(row[-1] for row in rows) < ROUNDING
     print(f"\n{count} devices with {EXPERTS // count} experts each train the network that one device trains: {equal}")
-    return 0 if equal else 1
+    balanced = not args.balance or rows[-1][4] <= rows[0][4]
+    if args.balance:
+        print(f"the busiest expert gets no more of the choices than at first: {balanced}")
+    return 0 if equal and balanced else 1
 
 
 if __name__ == "__main__":

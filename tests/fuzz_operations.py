@@ -315,6 +315,41 @@ def ragged_linear(draw) -> Call:
     return Call(op=op, operands=operands, results=(result,), said=said, run=by_name(op, said, positional=3), truth=truth, smooth=smooth)
 
 
+def moe(draw) -> Call:
+    """A layer without a gate, with one apart, or beside what it gates.  Some choices are of no expert, or beyond the capacity."""
+    front, k, experts = lead(draw), draw.weighted({0: 1, 1: 5, 2: 8, 3: 3}), draw.weighted({1: 3, 2: 5, 3: 4, 4: 1})
+    width, hidden, dtype, gate = size(draw), size(draw), draw.weighted(REAL), draw.choice(["none", "apart", "beside"])
+    act, function, smooth = activation(draw, dtype)
+    said = {"activation": None} | act | keywords(draw) | ({"capacity": draw.choice([0, 1, 2, 4])} if draw.chance(40) else {})
+    choices, of_indices = (*front, k), draw.weighted({"int32": 6, "int64": 1, "int8": 1, "uint8": 1})
+    least = 0 if of_indices == "uint8" else -1
+    operands = {"x": Operand(shape=(*front, width), dtype=dtype)}
+    operands["indices"] = Operand(
+        shape=choices, dtype=of_indices, values=lambda rng: rng.integers(least, experts + 1, choices), moves=False
+    )
+    operands["weights"] = Operand(shape=choices, dtype=draw.choice([dtype, "float32"]))
+    if gate == "apart":
+        operands["w_gate"] = Operand(shape=(experts, width, hidden), dtype=dtype)
+    operands["w_up"] = Operand(shape=(experts, width, *([2] if gate == "beside" else []), hidden), dtype=dtype)
+    operands["w_down"] = Operand(shape=(experts, hidden, width), dtype=dtype)
+
+    def truth(of):
+        x, chosen, weights = (of[name].reshape(math.prod(front), of[name].shape[-1]) for name in ("x", "indices", "weights"))
+        into, up = (of["w_up"][:, :, 0], of["w_up"][:, :, 1]) if gate == "beside" else (of.get("w_gate", of["w_up"]), of["w_up"])
+        y, room = np.zeros(x.shape, np.result_type(*of.values())), [said.get("capacity", math.inf)] * experts
+        for (t, j), e in np.ndenumerate(chosen.real.astype(int)):
+            if 0 <= e < experts and room[e] > 0:
+                room[e] -= 1
+                inner = function(x[t] @ into[e]) * (1 if gate == "none" else x[t] @ up[e])
+                y[t] += weights[t, j] * (inner @ of["w_down"][e])
+        return (y.reshape(*front, width),)
+
+    def run(module, of):
+        return (module.moe(of["x"], of["indices"], of["weights"], of.get("w_gate"), of["w_up"], of["w_down"], **said),)
+
+    return Call(op="moe", operands=operands, results=(dtype,), said=said, run=run, truth=truth, smooth=smooth, slack=4)
+
+
 # --- causal
 
 
@@ -670,6 +705,6 @@ def clipped_grad(draw) -> Call:
 
 OPERATIONS = {
     gram: 7, newton_schulz: 4, channelwise: 6, norm: 6, clipped_grad: 6, linear: 16, conv_bias_act: 10, ragged_dot: 14,
-    ragged_contraction: 6, ragged_linear: 14, causal_conv1d: 14, causal_conv1d_update: 8, scaled_dot: 10, fp8_matmul: 7,
+    ragged_contraction: 6, ragged_linear: 14, moe: 12, causal_conv1d: 14, causal_conv1d_update: 8, scaled_dot: 10, fp8_matmul: 7,
     quantized_matmul: 8,
 }  # fmt: skip

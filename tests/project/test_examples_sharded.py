@@ -248,14 +248,19 @@ def test_what_is_offered_to_the_cuda_kernels_they_take():
 # --- mixture_of_experts
 
 
-def test_a_mixture_of_experts_on_eight_devices(capsys, tmp_path):
-    assert mixture_of_experts.main(["--steps", "40", "--plot", str(tmp_path / "plot.png")]) == 0
+@pytest.mark.parametrize("balance", [False, True])
+def test_a_mixture_of_experts_on_eight_devices(capsys, tmp_path, balance):
+    """The bias spreads the rows over the experts, and does not cost much."""
+    options = ["--balance"] if balance else []
+    assert mixture_of_experts.main(["--steps", "40", "--plot", str(tmp_path / "plot.png"), *options]) == 0
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
-    assert "16 experts, 2 for each row, on 8 x cpu: 2 on each" in printed and printed.endswith("one device trains: True\n")
+    assert "16 experts, 2 for each row, on 8 x cpu: 2 on each" in printed and "one device trains: True\n" in printed
+    assert ("than at first: True\n" in printed) == balance
     rows = np.array([line.replace("%", "").split() for line in re.findall(r"^ +\d+ .*$", printed, re.MULTILINE)], float)
     np.testing.assert_allclose(rows[:, 1], rows[:, 2], rtol=1e-5)
     assert rows[0, 1] > 2 and rows[-1, 1] < 1.4 and rows[-1, 3] > 80
+    assert (rows[-1, 4] < 20) == balance
 
 
 def test_the_mixture_is_that_of_its_formula():
@@ -265,21 +270,20 @@ def test_the_mixture_is_that_of_its_formula():
     probabilities = scores / scores.sum(1, keepdims=True)
     kept = np.where(probabilities >= np.sort(probabilities)[:, [-mixture_of_experts.TOP]], probabilities, 0)
     of_all = np.einsum("neh,ehk->nek", np.maximum(np.einsum("nk,ekh->neh", x, up), 0), down)
-    got = mixture_of_experts.mixture(mixture_of_experts.experts, params, images[:50])
+    got, _ = mixture_of_experts.mixture(params, images[:50])
     np.testing.assert_allclose(got, x + np.einsum("ne,nek->nk", kept, of_all), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_experts_that_lose_rows_are_a_failure(capsys, monkeypatch):
-    whole = jaxext.parallel.expert_parallel
-    monkeypatch.setattr(jaxext.parallel, "expert_parallel", functools.partial(whole, capacity=2))
+    monkeypatch.setattr(jaxext, "moe", functools.partial(jaxext.moe, capacity=2))  # on each device
     assert mixture_of_experts.main(["--steps", "2"]) == 1
     assert capsys.readouterr().out.endswith("one device trains: False\n")
 
 
 def test_the_products_of_the_mixture_are_ragged():
     def gradient(params, images, labels):
-        return jax.grad(lambda params: mixture_of_experts.on_one_device(params, images, labels)[0].mean())(params)
+        return jax.grad(lambda params: mixture_of_experts.losses(params, images, labels)[0].mean())(params)
 
     rows = jaxext.explain(gradient)(mixture_of_experts.init(), *(of[:8] for of in mixture_of_experts.load())).rows
-    assert {"ragged_linear", "ragged_nn", "ragged_nt", "ragged_tn"} <= {row.op for row in rows}
+    assert {"ragged_linear", "ragged_nt", "ragged_tn"} <= {row.op for row in rows}
