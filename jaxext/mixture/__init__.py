@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import min_dim
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
@@ -24,7 +25,7 @@ from jaxext.core import activation as _activation
 from jaxext.core import partition
 from jaxext.core.checks import checked, given, refuse_kinds, refuse_shape
 from jaxext.core.epilogue import accumulated
-from jaxext.lax.dispatch import named
+from jaxext.lax.dispatch import compiled, named
 from jaxext.mixture.routed_rows import collect, spread
 from jaxext.ops.ragged import form, ragged_gated_linear_unit, ragged_linear
 
@@ -36,13 +37,6 @@ ROWS_OF_A_HALF = 128
 
 
 @overload
-def moe(x, indices, weights, w_gate, w_up, w_down, *, return_dropped: Literal[True], **keywords: Any) -> tuple[jax.Array, jax.Array]: ...
-
-
-@overload
-def moe(x, indices, weights, w_gate, w_up, w_down, *, return_dropped: Literal[False] = False, **keywords: Any) -> jax.Array: ...
-
-
 def moe(
     x: ArrayLike,
     indices: ArrayLike,
@@ -54,10 +48,34 @@ def moe(
     activation: str | Callable[[jax.Array], jax.Array] | None = "silu",
     capacity: int | None = None,
     axis_name: Hashable | None = None,
-    return_dropped: bool = False,
+    return_dropped: Literal[False] = False,
     precision=None,
     implementation: str | None = None,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array: ...
+
+
+@overload
+def moe(
+    x: ArrayLike,
+    indices: ArrayLike,
+    weights: ArrayLike,
+    w_gate: ArrayLike | None,
+    w_up: ArrayLike,
+    w_down: ArrayLike,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = "silu",
+    capacity: int | None = None,
+    axis_name: Hashable | None = None,
+    return_dropped: Literal[True],
+    precision=None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def moe(
+    x, indices, weights, w_gate, w_up, w_down, *, activation: Any = "silu", capacity=None, axis_name=None, return_dropped=False,
+    precision=None, implementation=None,
+) -> Any:  # fmt: skip
     """Mixture of experts: y = Σ_j weights[j] (activation(x w_gate[e]) (x w_up[e])) w_down[e], e = indices[j], for each row x.
 
     The router is yours: `weights, indices = jax.lax.top_k(scores, k)`.  Each row is multiplied by the matrices of its experts alone.
@@ -104,24 +122,26 @@ def moe(
     """
     arrays = checked("moe", {"x": x, "indices": indices, "weights": weights} | given(w_gate=w_gate) | {"w_up": w_up, "w_down": w_down})
     _refuse(arrays, capacity)
-    _activation.named("moe", activation)
-    named(implementation, "moe", form.FAMILY)
+    name, function = _activation.named("moe", activation)
     n = 1
     if axis_name is not None:
         from jaxext.parallel.axes import devices_along  # the package of several devices is loaded on first use
 
         n = devices_along(axis_name, "moe: axis_name")
-    fused: dict[str, Any] = dict(activation=activation, precision=precision, implementation=implementation)
-    layer = functools.partial(_layer, capacity=capacity, axis_name=axis_name, n=n, **fused)
-    y, dropped = _on_explicit_meshes(layer, arrays)
-    return (y, dropped) if return_dropped else y
+    key, static = (tuple(arrays), capacity, axis_name, n), dict(precision=precision)
+    if function is None:
+        results: Any = compiled(_on_any_mesh, (*key, name), form.FAMILY, implementation, tuple(arrays.values()), static, name="moe")
+    else:  # it may close over traced values
+        by = named(implementation, "moe", form.FAMILY)
+        results = _on_any_mesh(*key, function, *arrays.values(), **static, implementation=by)
+    return results if return_dropped else results[0]
 
 
 def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
     """Raise for arguments that do not fit each other."""
     x, indices, up = arrays["x"], arrays["indices"], arrays["w_up"]
     for argument, of in arrays.items():
-        if argument[0] in "xw_" and argument != "weights" and not jnp.issubdtype(of.dtype, jnp.floating):
+        if argument not in ("indices", "weights") and not jnp.issubdtype(of.dtype, jnp.floating):
             raise TypeError(f"moe: {argument} is {of.dtype}, want floating-point numbers")
     if x.ndim == 0:
         raise TypeError("moe: x has the shape (), want (..., D)")
@@ -146,16 +166,19 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
         raise ValueError(f"moe: capacity is {capacity}, want 0 or more")
 
 
-def _on_explicit_meshes(layer: Callable, arrays: dict[str, jax.Array]):
-    """`layer(**arrays)`, in which the partitioner decides where rows are: sorted by expert they have no sharding that types could tell."""
+def _on_any_mesh(arguments, capacity, axis_name, n, activation, *given, **static) -> tuple[jax.Array, jax.Array]:
+    """The layer, in which the partitioner decides where rows are: sorted by expert they have no sharding that types could tell."""
+    arrays = dict(zip(arguments, given, strict=True))
+    layer = functools.partial(_layer, capacity=capacity, axis_name=axis_name, n=n, activation=activation, **static)
     shardings = {argument: partition.explicit(jax.typeof(of)) for argument, of in arrays.items()}
-    mesh = next((of.mesh for of in shardings.values() if of is not None), jax.sharding.get_abstract_mesh())
+    mesh: Any = next((of.mesh for of in shardings.values() if of is not None), jax.sharding.get_abstract_mesh())
     if AxisType.Explicit not in mesh.axis_types:
         return layer(**arrays)
     of_results = [NamedSharding(mesh, P()) if (of := shardings[argument]) is None else of for argument in ("x", "indices")]
     axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit)
     with jax.sharding.use_abstract_mesh(mesh):
-        return jax.sharding.auto_axes(lambda arrays: layer(**arrays), axes=axes, out_sharding=tuple(of_results))(arrays)
+        automatic: Any = jax.sharding.auto_axes(lambda arrays: layer(**arrays), axes=axes, out_sharding=tuple(of_results))
+        return automatic(arrays)
 
 
 def _layer(x, indices, weights, w_up, w_down, w_gate=None, *, capacity, axis_name, n, **fused) -> tuple[jax.Array, jax.Array]:
@@ -186,7 +209,7 @@ def _numbered(indices: jax.Array, experts: int) -> jax.Array:
 def _sorted(chosen: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The choices by expert, the position of each choice among them, and how many each expert has."""
     order = jnp.argsort(chosen, stable=True).astype(jnp.int32)
-    count = jnp.arange(len(chosen), dtype=jnp.int32)
+    count = jnp.arange(chosen.size, dtype=jnp.int32)
     position = jnp.zeros_like(chosen).at[order].set(count, unique_indices=True)
     sizes = (chosen[:, None] == jnp.arange(experts, dtype=jnp.int32)[None]).sum(0, dtype=jnp.int32)
     return order, position, sizes
@@ -202,7 +225,7 @@ def _first(chosen: jax.Array, experts: int, capacity: int) -> jax.Array:
 def _routed(x, chosen, weights, experts: int, capacity: int | None, apply: Callable) -> jax.Array:
     """`apply(rows, sizes, weights)` of the rows (T, D) by expert, added up where they came from.  `chosen`, `weights`: (T, k)."""
     choices = chosen.size
-    places = choices if capacity is None else min(choices, experts * capacity)
+    places = choices if capacity is None else min_dim(choices, experts * capacity)
     order, position, sizes = _sorted(chosen.ravel(), experts)
     choice = jnp.where(jnp.arange(places, dtype=jnp.int32) < sizes.sum(dtype=jnp.int32), order[:places], choices)
     place = jnp.where(chosen < experts, position.reshape(chosen.shape), places)
@@ -233,7 +256,7 @@ def _exchanged(x, chosen, weights, matrices, experts, capacity, axis_name, n, fu
         wide = accumulated(y.dtype)
         return y.astype(wide) * scale.astype(wide)[:, None]
 
-    parts = 2 if len(x) > 1 and chosen.size * n >= 2 * ROWS_OF_A_HALF * experts else 1
-    cuts = [len(x) * i // parts for i in range(1, parts)]
-    halves = zip(*(jnp.split(of, cuts) for of in (x, chosen, weights)), strict=True)
-    return jnp.concatenate([_routed(*half, experts, capacity, apply) for half in halves])
+    parts = 2 if x.shape[0] > 1 and chosen.size * n >= 2 * ROWS_OF_A_HALF * experts else 1
+    cuts = [x.shape[0] * i // parts for i in range(1, parts)]
+    halves = zip(jnp.split(x, cuts), jnp.split(chosen, cuts), jnp.split(weights, cuts), strict=True)
+    return jnp.concatenate([_routed(x, chosen, weights, experts, capacity, apply) for x, chosen, weights in halves])
