@@ -316,19 +316,17 @@ def ragged_linear(draw) -> Call:
 
 
 def moe(draw) -> Call:
-    """A layer without a gate, with one apart, or beside what it gates.  Some choices are of no expert, or beyond the capacity."""
+    """A layer without a gate, with a separate one, or one beside what it gates.  Some choices are of no expert, or beyond the capacity."""
     front, k, experts = lead(draw), draw.weighted({0: 1, 1: 5, 2: 8, 3: 3}), draw.weighted({1: 3, 2: 5, 3: 4, 4: 1})
-    width, hidden, dtype, gate = size(draw), size(draw), draw.weighted(REAL), draw.choice(["none", "apart", "beside"])
+    width, hidden, dtype, gate = size(draw), size(draw), draw.weighted(REAL), draw.choice(["none", "separate", "beside"])
     act, function, smooth = activation(draw, dtype)
     said = {"activation": None} | act | keywords(draw) | ({"capacity": draw.choice([0, 1, 2, 4])} if draw.chance(40) else {})
-    choices, of_indices = (*front, k), draw.weighted({"int32": 6, "int64": 1, "int8": 1, "uint8": 1})
-    least = 0 if of_indices == "uint8" else -1
+    choices, integers = (*front, k), draw.weighted({"int32": 6, "int64": 1, "int8": 1, "uint8": 1})
+    least = 0 if integers == "uint8" else -1
     operands = {"x": Operand(shape=(*front, width), dtype=dtype)}
-    operands["indices"] = Operand(
-        shape=choices, dtype=of_indices, values=lambda rng: rng.integers(least, experts + 1, choices), moves=False
-    )
+    operands["indices"] = Operand(shape=choices, dtype=integers, values=lambda rng: rng.integers(least, experts + 1, choices), moves=False)
     operands["weights"] = Operand(shape=choices, dtype=draw.choice([dtype, "float32"]))
-    if gate == "apart":
+    if gate == "separate":
         operands["w_gate"] = Operand(shape=(experts, width, hidden), dtype=dtype)
     operands["w_up"] = Operand(shape=(experts, width, *([2] if gate == "beside" else []), hidden), dtype=dtype)
     operands["w_down"] = Operand(shape=(experts, hidden, width), dtype=dtype)

@@ -31,8 +31,8 @@ from jaxext.ops.ragged import form, ragged_gated_linear_unit, ragged_linear
 
 __all__ = ["moe"]
 
-# Halves of the rows are exchanged apart if each has as many rows for an expert as fill a kernel's tile: fewer would read every weight twice
-# for products that take as long.
+# The rows go in halves if each has as many for an expert as fill a kernel's tile.  Fewer would read every matrix twice, for products that
+# take as long.
 ROWS_OF_A_HALF = 128
 
 
@@ -130,10 +130,10 @@ def moe(
         n = devices_along(axis_name, "moe: axis_name")
     key, static = (tuple(arrays), capacity, axis_name, n), dict(precision=precision)
     if function is None:
-        results: Any = compiled(_on_any_mesh, (*key, name), form.FAMILY, implementation, tuple(arrays.values()), static, name="moe")
+        results: Any = compiled(_sharded_layer, (*key, name), form.FAMILY, implementation, tuple(arrays.values()), static, name="moe")
     else:  # it may close over traced values
-        by = named(implementation, "moe", form.FAMILY)
-        results = _on_any_mesh(*key, function, *arrays.values(), **static, implementation=by)
+        resolved = named(implementation, "moe", form.FAMILY)
+        results = _sharded_layer(*key, function, *arrays.values(), **static, implementation=resolved)
     return results if return_dropped else results[0]
 
 
@@ -166,18 +166,18 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
         raise ValueError(f"moe: capacity is {capacity}, want 0 or more")
 
 
-def _on_any_mesh(arguments, capacity, axis_name, n, activation, *given, **static) -> tuple[jax.Array, jax.Array]:
-    """The layer, in which the partitioner decides where rows are: sorted by expert they have no sharding that types could tell."""
+def _sharded_layer(arguments, capacity, axis_name, n, activation, *given, **static) -> tuple[jax.Array, jax.Array]:
+    """The layer on any mesh.  On an explicit one XLA's partitioner places the rows: sorted by expert they have no sharding in types."""
     arrays = dict(zip(arguments, given, strict=True))
     layer = functools.partial(_layer, capacity=capacity, axis_name=axis_name, n=n, activation=activation, **static)
     shardings = {argument: partition.explicit(jax.typeof(of)) for argument, of in arrays.items()}
     mesh: Any = next((of.mesh for of in shardings.values() if of is not None), jax.sharding.get_abstract_mesh())
     if AxisType.Explicit not in mesh.axis_types:
         return layer(**arrays)
-    of_results = [NamedSharding(mesh, P()) if (of := shardings[argument]) is None else of for argument in ("x", "indices")]
+    result_shardings = [NamedSharding(mesh, P()) if (of := shardings[argument]) is None else of for argument in ("x", "indices")]
     axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit)
     with jax.sharding.use_abstract_mesh(mesh):
-        automatic: Any = jax.sharding.auto_axes(lambda arrays: layer(**arrays), axes=axes, out_sharding=tuple(of_results))
+        automatic: Any = jax.sharding.auto_axes(lambda arrays: layer(**arrays), axes=axes, out_sharding=tuple(result_shardings))
         return automatic(arrays)
 
 
@@ -192,11 +192,11 @@ def _layer(x, indices, weights, w_up, w_down, w_gate=None, *, capacity, axis_nam
     dtype = jnp.result_type(x, *matrices.values())
     if 0 in (k, experts, capacity) or 0 in x.shape:
         return jnp.zeros(x.shape, dtype), dropped
-    rows, of_choices = x.reshape(-1, x.shape[-1]), (chosen.reshape(-1, k), weights.reshape(-1, k))
+    rows, choices = x.reshape(-1, x.shape[-1]), (chosen.reshape(-1, k), weights.reshape(-1, k))
     if axis_name is None:
-        y = _routed(rows, *of_choices, experts, capacity, lambda rows, sizes, scale: _experts(fused, rows, matrices, sizes, scale))
+        y = _routed(rows, *choices, experts, capacity, lambda rows, sizes, scale: _experts(fused, rows, matrices, sizes, scale))
     else:
-        y = _exchanged(rows, *of_choices, matrices, experts, capacity, axis_name, n, fused)
+        y = _exchanged(rows, *choices, matrices, experts, capacity, axis_name, n, fused)
     return y.astype(dtype).reshape(x.shape), dropped
 
 

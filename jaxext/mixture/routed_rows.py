@@ -44,8 +44,8 @@ def _collect(y, row, place, *, batch, axis):
     if batch:
         return jax.vmap(functools.partial(_collect, batch=batch - 1, axis=axis - 1))(y, row, place)
     # A sum of gathers is one pass over the result, and a gather of all places one over an array k times as large.
-    of_each = [jnp.take(y, at, axis, mode="fill", fill_value=0).astype(accumulated(y.dtype)) for at in place.T]
-    return functools.reduce(operator.add, of_each).astype(y.dtype)
+    parts = [jnp.take(y, at, axis, mode="fill", fill_value=0).astype(accumulated(y.dtype)) for at in place.T]
+    return functools.reduce(operator.add, parts).astype(y.dtype)
 
 
 def _shape(size_at: int, x, *at, batch, axis):

@@ -1,5 +1,6 @@
 """A mixture of experts: against a loop over the choices in float64, with choices of nobody, a capacity, and experts on several devices."""
 
+import doctest
 import functools
 import math
 from typing import Any
@@ -13,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import testing
+from jaxext import mixture, testing
 from jaxext.mixture.routed_rows import collect, spread
 
 T, K, E, D, F = 12, 2, 4, 4, 8
@@ -234,6 +235,10 @@ def test_neither_half_waits_for_the_other():
 
     assert exchanges(255) == [set(), {0}]
     assert exchanges(256) == [set(), {0}, set(), {2}]
+
+
+def test_the_examples_of_the_docstring():
+    assert doctest.testmod(mixture) == doctest.TestResults(failed=0, attempted=4)
 
 
 @pytest.mark.slow
