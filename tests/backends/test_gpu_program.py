@@ -348,6 +348,7 @@ with_state = lambda x, w, b, state: causal(x, w, b, initial_states=state)
 packed = lambda x, w, b, sequences: causal(x, w, b, seq_idx=sequences)
 quantized = lambda x, weight, scale: jaxext.quantized_matmul(x, jaxext.quantization.Quantized(weight, scale))
 of_bytes = lambda x, packed, scale: quantized(x, jaxext.quantization.unpack_int4(packed), scale)
+moe = lambda x, gate, up, down, weights, indices: jaxext.moe(x, indices, weights, gate, up, down)
 step_of_newton_schulz = functools.partial(jaxext.newton_schulz, steps=1)
 
 
@@ -369,6 +370,7 @@ LINEAR = struct(4096, 1024), struct(1024, 4096), struct(4096), struct(4096, 4096
 GATED = struct(4096, 1024), struct(1024, 2, 4096)
 FILTERS = struct(8, 28, 28, 256), struct(256, 3, 3, 256), struct(256), struct(8, 28, 28, 256)
 EXPERTS = struct(4096, 2048), struct(64, 2048, 1024), struct(64, dtype=jnp.int32)
+MOE = struct(64, 2048), *[struct(64, 2048, 1024)] * 2, struct(64, 1024, 2048), struct(64, 4), struct(64, 4, dtype=jnp.int32)
 MANY, FEW, SCALES = struct(512, 4096), struct(32, 4096), struct(32, 4096, dtype=jnp.float32)
 INT8, INT4, BYTES = struct(4096, 4096, dtype=jnp.int8), struct(4096, 4096, dtype=jnp.int4), struct(4096, 2048, dtype=jnp.uint8)
 BACK = at_most(4, 1)  # the partial sums of weight and bias are added by few small kernels
@@ -383,6 +385,8 @@ OPERATIONS = {
     "causal, packed": (packed, (*SEQUENCE, struct(8, 2048, dtype=jnp.int32)), KERNELS, exactly(kernel=1), BACK),
     # the ranges of rows are found by few small kernels, and no array of the factors' size is made or copied besides
     "ragged": (jaxext.ragged_dot, EXPERTS, KERNELS, at_most(5, 1), at_most(7, 2)),
+    # sorting the choices, the places of groups, the gathers of rows, and gate times up are the rest
+    "moe": (moe, MOE, ["triton"], at_most(20, 3), at_most(20, 6)),
     # two products, the slope times the cotangent, and the bias's gradient; a copy is that of an argument, which becomes a result as it is
     "linear": (linear, LINEAR, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),
     "gated": (gated, GATED, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),
@@ -425,6 +429,39 @@ def test_passes_of_jnp(compiled):
         assert passes(linear, *LINEAR) == passes(linear_of_jnp, *LINEAR)
         for ours, theirs in zip(halves(linear, *LINEAR), halves(linear_of_jnp, *LINEAR), strict=True):
             assert passes(*ours) <= passes(*theirs)
+
+
+def moved(text: str) -> int:
+    """Bytes of the operands and results of what runs, once for each turn of a loop."""
+    shapes = {name: kind for name, kind in re.findall(r"%([\w.-]+) = (\(.*?\)|\S+) ", text)}
+
+    def size(kind):
+        arrays = re.findall(r"([a-z]+)(\d*)\[([\d,]*)\]", kind)
+        return sum(int(bits or 8) // 8 * math.prod(map(int, filter(None, sizes.split(",")))) for _, bits, sizes in arrays)
+
+    run = [(kind, rest) for kind, opcode, rest in instructions(text) if opcode not in (*FREE, "fusion-done", "while")]
+    return sum(
+        size(kind) + sum(size(shapes.get(name, "")) for name in re.findall(r"%([\w.-]+)", rest.partition(")")[0])) for kind, rest in run
+    )
+
+
+def test_an_expert_layer_beside_the_usual_one(compiled):
+    """The usual one, as MaxText has it: rows by expert, three ragged products, and the rows in their order again."""
+    rows, k, experts = 4096, 4, 64
+
+    def usual(x, gate, up, down, weights, indices):
+        order = jnp.argsort(indices.ravel())
+        by_expert, sizes = jnp.take(jnp.repeat(x, k, 0), order, 0), jnp.bincount(indices.ravel(), length=experts)
+        hidden = jax.nn.silu(lax.ragged_dot(by_expert, gate, sizes)) * lax.ragged_dot(by_expert, up, sizes)
+        y = jnp.take(lax.ragged_dot(hidden, down, sizes), jnp.argsort(order), 0).reshape(rows, k, -1)
+        return jnp.einsum("tkd,tk->td", y, weights)
+
+    args = (struct(rows, 2048), *MOE[1:4], struct(rows, k), struct(rows, k, dtype=jnp.int32))
+    with by("triton"):
+        ours, theirs = compiled(moe, *args), compiled(usual, *args)
+    assert work(ours)["kernel"] == 3 and work(ours).total() <= 21
+    weights = sum(math.prod(w.shape) for w in MOE[1:4]) * 2
+    assert weights < moved(ours) < 2 * weights and moved(theirs) > 8 * moved(ours)
 
 
 @pytest.mark.parametrize(("groups", "wide"), [(1, 0), (32, 1)], ids=["columns", "groups"])
