@@ -336,6 +336,37 @@ def test_ragged_sizes_that_change(implementation):
             exact(one[i], exactly(want))
 
 
+@BY_XLA_AND_TRITON
+def test_moe(implementation):
+    """Some choices are of nobody, and some experts of no row."""
+    x, gate, up, down, weights, ct = draw((96, 64), (8, 64, 128), (8, 64, 128), (8, 128, 64), (96, 2), (96, 64))
+    indices = np.random.default_rng(0).integers(-1, 6, (96, 2)).astype(np.int32)
+
+    def layer(indices, x, gate, up, down, weights):
+        return jaxext.moe(x, indices, weights, gate, up, down, implementation=implementation)
+
+    def true(x, gate, up, down, weights):
+        of_each = jnp.stack([(jax.nn.silu(x @ g) * (x @ u)) @ d for g, u, d in zip(gate, up, down, strict=True)], 1)
+        chosen = jnp.where(indices >= 0, weights, 0)
+        return jnp.einsum("rkd,rk->rd", jnp.take_along_axis(of_each, np.maximum(indices, 0)[..., None], 1), chosen)
+
+    check_gradients(layer, true, (x, gate, up, down, weights, ct), within(0.02), given=(indices,), refusals=UNAVAILABLE, repeated=True)
+
+
+@BY_EACH
+def test_layers_in_place(implementation):
+    """Slices of stacked weights, and of their gradients, have the same bits wherever they lie."""
+    x, weights, ct = draw((64, 128), (5, 128, 128), (64, 128))
+
+    def layers(x, weights):
+        by = functools.partial(jaxext.matmul, implementation=implementation)
+        return jax.lax.scan(lambda x, w: (jnp.tanh(by(x, w)), None), x, weights)[0]
+
+    want = computed(with_gradients(layers), ((), x, weights, ct), UNAVAILABLE)
+    for one, other in zip(want, computed(with_gradients(jaxext.slices_in_place()(layers)), ((), x, weights, ct)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @BY_EACH
 def test_ragged_dot_mapped_over_everything(implementation):
     """Each role is one launch: rows of other groups, and matrices of others."""
