@@ -207,6 +207,10 @@ def scanned(layer):
     return lambda x, *weights: lax.scan(lambda x, w: (layer(x, *w), None), x, weights)[0]
 
 
+def recomputed(layer):
+    return scanned(jax.checkpoint(layer, prevent_cse=False))
+
+
 def by_index(layer):
     """Counted layer by layer, as a decoder does for each token."""
 
@@ -228,7 +232,7 @@ def copies(text: str, sizes) -> int:
 
 
 IN_LOOPS = [(name, kernels, scanned) for name, row in LAYERS.items() for kernels in row[3]]
-IN_LOOPS += [("linear", kernels, loop) for kernels in KERNELS for loop in (by_index, unrolled)]
+IN_LOOPS += [("linear", kernels, loop) for kernels in KERNELS for loop in (by_index, unrolled, recomputed)]
 
 
 @pytest.fixture
@@ -248,7 +252,7 @@ def test_layers_are_read_in_place(slicing, name, loop, compiled):
     dtype = jnp.bfloat16 if differentiable else jnp.int8
     fun, args = loop(layer), (ROWS, *(struct(STACK, *shape, dtype=dtype) for shape in weights))
     funs = [fun]
-    if differentiable and loop is scanned:
+    if differentiable and loop in (scanned, recomputed):
         funs.append(jax.grad(lambda *args: fun(*args).astype(jnp.float32).sum(), range(1 + differentiable)))
     sizes = {math.prod(shape) for shape in weights}
     for each in funs:
