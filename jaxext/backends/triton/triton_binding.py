@@ -21,6 +21,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
 
 from jaxext._compat import adapt_dce_rule
 from jaxext._target import named
@@ -31,6 +33,8 @@ from jaxext.core.implementation import Plan
 from jaxext.kernels.launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
+# The call of jax-triton 0.4; that of 0.3 is of an older kind, which XLA neither passes slices to nor captures into a CUDA graph.
+TYPED_CALL = "triton_kernel_call_ffi"
 # Triton writes the newest PTX version of its own assembler, but jax runs that of the installed CUDA: CUDA 12.9 supports PTX 8.8.
 _PTX = 88
 
@@ -42,7 +46,7 @@ class TritonKernels(KernelImplementation):
     """The common part of all families.  `module` has the kernels; a class that has several modules overrides `kernels`."""
 
     name = "triton"
-    custom_calls = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
+    custom_calls = ("triton_kernel_call", TYPED_CALL)
     epilogues = True
     assumed_arch = 90  # the interpreter computes what an H100 would
     module: ModuleType
@@ -155,11 +159,24 @@ def _jax_triton() -> ModuleType:
         adapt_dce_rule(jax_triton.triton_lib.triton_kernel_call_p)  # type: ignore[attr-defined]
         if repairs.can_patch(jax_triton):
             repairs.patch(jax_triton)
+        lib = jax_triton.triton_lib
+        if hasattr(lib, "get_cuda_backend"):  # jax-triton 0.3
+            mlir.register_lowering(lib.triton_kernel_call_p, functools.partial(_lower_call, lib), platform="cuda")
         return jax_triton
     finally:
         os.environ.pop("TRITON_CACHE_DIR", None)
         if before is not None:
             os.environ["TRITON_CACHE_DIR"] = before
+
+
+def _lower_call(lib: ModuleType, ctx: Any, *args: Any, **params: Any) -> Any:
+    """Lower a call by jax-triton 0.3, and make it a typed one if it has that name: jaxlib knows both, and what they hold is the same."""
+    results = lib.triton_kernel_call_lowering(lib.get_cuda_backend, ctx, *args, **params)
+    if params["custom_call_target_name"] == TYPED_CALL:
+        attributes = results[0].owner.attributes
+        attributes["api_version"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4)
+        attributes["backend_config"] = ir.DictAttr.get({"opaque": attributes["backend_config"]})
+    return results
 
 
 @functools.cache
@@ -176,6 +193,7 @@ def called(launch, arch, own_buffers, result, *operands) -> Any:
     keywords = _keywords()
     assert keywords is not None
     place = own_buffer if own_buffers else (lambda x: x)
+    typed = {} if own_buffers or keywords[0] == "out_type" else {"custom_call_target_name": TYPED_CALL}
     slots = dict(zip(dict.fromkeys(launch.operands), map(place, operands), strict=True))
     y = _jax_triton().triton_call(
         *(slots[slot] for slot in launch.operands),
@@ -187,6 +205,7 @@ def called(launch, arch, own_buffers, result, *operands) -> Any:
         compute_capability=arch,
         **{keywords[0]: result},
         **keywords[1],
+        **typed,
         **launch.constants,
     )
     return jax.tree.map(place, y)
