@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import topologies
-from jax.extend.mlir import ir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from lowered import NHWC, operations, struct
 from public_operations import OF_ONE_MATRIX
@@ -162,7 +161,7 @@ def test_a_fused_kernel_takes_slices(kernels):
     found = [*operations(jaxext.export.lower_for(fused, arch="sm_90a")(struct(64, 64), struct(64, 64)))]
     assert not [op for op in found if op.name == "stablehlo.optimization_barrier"]
     (call,) = (op for op in found if op.name == "stablehlo.custom_call")
-    assert OURS.search(str(call.attributes["call_target_name"])) and ir.IntegerAttr(call.attributes["api_version"]).value == 4
+    assert re.search(r"@(jaxext_\w+|triton_kernel_call_ffi)\(", str(call)) and "api_version = 2" not in str(call)
 
 
 def test_operands_and_results_do_not_begin_within_an_array(kernels, compiled):
