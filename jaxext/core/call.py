@@ -38,7 +38,7 @@ class Call:
     operation: Any = None  # the `Operation`; None if this is a product of a form
     static: Any = None  # what determines an operation besides its operands
     parameters: Static | None = None  # of an operation's primitive
-    in_place: bool = False  # whether kernels may take slices of larger arrays where they lie
+    in_place: bool | None = None  # whether kernels may take slices of larger arrays where they lie
     in_loop: bool = False  # whether it is computed in a loop, as parts are (`core/invariant`)
     rows: tuple[str, str] | None = None  # the labels of batch and rows, if the rows of the result are independent of each other
 

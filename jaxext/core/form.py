@@ -113,7 +113,7 @@ class Form(Labelled):
             arch=arch,
             device=_compat.device_kind(platform),
             partitioner=partitioner,
-            in_place=bool(static.in_place),
+            in_place=static.in_place,
             rows=self.rows(open),
         )
 

@@ -166,7 +166,7 @@ class Operation(Labelled):
             arch=arch,
             device=_compat.device_kind(platform),
             partitioner=partitioner,
-            in_place=bool(static.in_place),
+            in_place=static.in_place,
             operation=self,
             static=static.options,
             parameters=static,

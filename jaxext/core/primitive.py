@@ -18,7 +18,7 @@ from jaxext.core import flops, partition
 from jaxext.core.choose import chosen, replacing_lax
 from jaxext.core.family import in_use
 from jaxext.core.labelled import Labelled
-from jaxext.core.static import Static
+from jaxext.core.static import Static, slices_in_place
 from jaxext.tables import active, record
 
 # The form and the open slot of each primitive, or the operation and its first result, to interpret jaxprs.
@@ -80,7 +80,7 @@ def _lower(labelled, open, platform, arch, partitioner, *args, static: Static, w
         if unfused is not None:
             return labelled.lower_unfused(call, operands, summed)
         choice = chosen(call, labelled.family.implementations, static.implementation)
-        with replacing_lax(False):
+        with replacing_lax(False), slices_in_place(static.in_place):  # also for the calls of a reference
             ys = call.checked(choice.implementation, choice.compute(operands))
         ys = ys if call.further else (ys,)
         return ys if summed is None else tuple(summed(y, labelled.axes(name, static.ranks)) for name, y in zip(results, ys, strict=True))

@@ -78,7 +78,7 @@ def slices_in_place() -> Scope:
     Outside, XLA copies a slice before a kernel reads it, such as the weight of a layer in a `lax.scan` over stacked parameters, and copies
     a result into its place, such as that weight's gradient.  Inside, XLA from jaxlib 0.11.2 on passes the address of the slice, if its
     index is a constant or follows from a loop's counter.  With an older one, for other indices, and for other implementations, a slice is
-    copied as ever.
+    copied as before.
 
     Kernels want each array to begin at a multiple of 16 bytes.  A layer of a stacked array does, since XLA passes no slice whose size is
     no multiple of 128 bytes.  A slice of a vector of all parameters may begin anywhere: use no such slice inside.

@@ -26,14 +26,14 @@ from jaxext.core import partition
 from jaxext.core.checks import checked, given, refuse_kinds, refuse_shape
 from jaxext.core.epilogue import accumulated
 from jaxext.lax.dispatch import compiled, named
-from jaxext.mixture.routed_rows import collect, spread
+from jaxext.mixture.routed_rows import combine, dispatch
 from jaxext.ops.ragged import form, ragged_gated_linear_unit, ragged_linear
 
 __all__ = ["moe"]
 
 # The rows go in halves if each has as many for an expert as fill a kernel's tile.  Fewer would read every matrix twice, for products that
 # take as long.
-ROWS_OF_A_HALF = 128
+MIN_ROWS_PER_HALF = 128
 
 
 @overload
@@ -80,8 +80,8 @@ def moe(
 
     The router is yours: `weights, indices = jax.lax.top_k(scores, k)`.  Each row is multiplied by the matrices of its experts alone.
 
-    An index outside 0 to E - 1 chooses nobody and contributes zero: neither its weight nor, for its sake, its row is read, and NaN in them
-    reaches no other result and no gradient.
+    An index outside 0 to E - 1 chooses no expert, and contributes zero.  Its weight is not read, and its row only if another of the row's
+    indices chooses an expert: NaN in them reaches no other result and no gradient.
 
     Args:
       x: shape (..., D), floating-point.
@@ -128,7 +128,8 @@ def moe(
         from jaxext.parallel.axes import devices_along  # the package of several devices is loaded on first use
 
         n = devices_along(axis_name, "moe: axis_name")
-    key, static = (tuple(arrays), capacity, axis_name, n), dict(precision=precision)
+    most = None if capacity is None else min(int(capacity), np.iinfo(np.int32).max)
+    key, static = (tuple(arrays), most, axis_name, n), dict(precision=precision)
     if function is None:
         results: Any = compiled(_sharded_layer, (*key, name), form.FAMILY, implementation, tuple(arrays.values()), static, name="moe")
     else:  # it may close over traced values
@@ -184,9 +185,9 @@ def _sharded_layer(arguments, capacity, axis_name, n, activation, *given, **stat
 def _layer(x, indices, weights, w_up, w_down, w_gate=None, *, capacity, axis_name, n, **fused) -> tuple[jax.Array, jax.Array]:
     """Return y, and the choices that contribute nothing."""
     experts, k = n * w_down.shape[0], indices.shape[-1]
-    chosen = _numbered(indices.reshape(-1), experts)
+    chosen = _expert_ids(indices.reshape(-1), experts)
     if capacity is not None:
-        chosen = _first(chosen, experts, capacity)
+        chosen = _within_capacity(chosen, experts, capacity)
     dropped = (chosen == experts).reshape(indices.shape)
     matrices = {"up": w_up, "down": w_down} | given(gate=w_gate)
     dtype = jnp.result_type(x, *matrices.values())
@@ -200,8 +201,8 @@ def _layer(x, indices, weights, w_up, w_down, w_gate=None, *, capacity, axis_nam
     return y.astype(dtype).reshape(x.shape), dropped
 
 
-def _numbered(indices: jax.Array, experts: int) -> jax.Array:
-    """The expert of each choice as int32, and the number of experts for nobody."""
+def _expert_ids(indices: jax.Array, experts: int) -> jax.Array:
+    """The expert of each choice as int32, or the number of experts for a choice of none."""
     indices = indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices
     return jnp.where((indices >= 0) & (indices < experts), indices, experts).astype(jnp.int32)
 
@@ -215,10 +216,10 @@ def _sorted(chosen: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.
     return order, position, sizes
 
 
-def _first(chosen: jax.Array, experts: int, capacity: int) -> jax.Array:
-    """The choices of each expert up to its capacity, and nobody for the others."""
+def _within_capacity(chosen: jax.Array, experts: int, capacity: int) -> jax.Array:
+    """The choices of each expert up to its capacity; the others choose none."""
     _, position, sizes = _sorted(chosen, experts)
-    begin = jnp.cumsum(jnp.pad(sizes, (1, 0)), dtype=jnp.int32)  # of nobody too
+    begin = jnp.cumsum(jnp.pad(sizes, (1, 0)), dtype=jnp.int32)  # of no expert too
     return jnp.where(position - begin[chosen] < capacity, chosen, experts)
 
 
@@ -230,8 +231,8 @@ def _routed(x, chosen, weights, experts: int, capacity: int | None, apply: Calla
     choice = jnp.where(jnp.arange(places, dtype=jnp.int32) < sizes.sum(dtype=jnp.int32), order[:places], choices)
     place = jnp.where(chosen < experts, position.reshape(chosen.shape), places)
     row = choice // chosen.shape[1]  # choice k T, which does not exist, is of row T
-    scale = spread(weights.ravel(), choice, place.reshape(-1, 1))
-    return collect(apply(spread(x, row, place), sizes, scale), row, place)
+    scale = dispatch(weights.ravel(), choice, place.reshape(-1, 1))
+    return combine(apply(dispatch(x, row, place), sizes, scale), row, place)
 
 
 def _experts(fused: dict[str, Any], x, matrices: dict[str, jax.Array], sizes, scale=None) -> jax.Array:
@@ -246,7 +247,10 @@ def _experts(fused: dict[str, Any], x, matrices: dict[str, jax.Array], sizes, sc
 
 
 def _exchanged(x, chosen, weights, matrices, experts, capacity, axis_name, n, fused) -> jax.Array:
-    """The same with the experts of n devices.  Weights stay where they are, and multiply the rows that come back."""
+    """Return the result of the layer, with the experts split over n devices.
+
+    Weights stay where they are, and multiply the rows that come back.
+    """
     from jaxext.parallel.expert_parallel import expert_parallel
 
     most = None if capacity is None else capacity * (experts // n)  # from one device to another, of which none is dropped
@@ -256,7 +260,7 @@ def _exchanged(x, chosen, weights, matrices, experts, capacity, axis_name, n, fu
         wide = accumulated(y.dtype)
         return y.astype(wide) * scale.astype(wide)[:, None]
 
-    parts = 2 if x.shape[0] > 1 and chosen.size * n >= 2 * ROWS_OF_A_HALF * experts else 1
+    parts = 2 if x.shape[0] > 1 and chosen.size * n >= 2 * MIN_ROWS_PER_HALF * experts else 1
     cuts = [x.shape[0] * i // parts for i in range(1, parts)]
     halves = zip(jnp.split(x, cuts), jnp.split(chosen, cuts), jnp.split(weights, cuts), strict=True)
     return jnp.concatenate([_routed(x, chosen, weights, experts, capacity, apply) for x, chosen, weights in halves])

@@ -1,7 +1,7 @@
 """Rows that go to places and come back: two linear maps, each the transpose of the other.  Both are gathers.
 
-    spread     y[m] = x[row[m]]              0 if there is no such row
-    collect    x[t] = Σ_j y[place[t, j]]     of the places that there are
+    dispatch   y[m] = x[row[m]]              0 if there is no such row
+    combine    x[t] = Σ_j y[place[t, j]]     without the j whose place does not exist
 
 `place` lists the places of each row, and `row` the row of each place: row[m] = t if place[t, j] = m, and is no row if no entry is m.
 lax's own transpose of a gather is a scatter, which adds in 16 bits if the rows have 16, and on GPUs in no fixed order.
@@ -21,28 +21,28 @@ from jaxext._compat import align_varying, product_primitive
 from jaxext.core.epilogue import accumulated
 
 
-def spread(x: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
+def dispatch(x: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
     """Rows (T, ...) at their places (M, ...); `row` has the shape (M,), and `place` (T, k)."""
-    return spread_p.bind(*align_varying(x, row, place), batch=0, axis=0)
+    return dispatch_p.bind(*align_varying(x, row, place), batch=0, axis=0)
 
 
-def collect(y: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
+def combine(y: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
     """The sum over the places (M, ...) of each row (T, ...), in float32 for 16 bits."""
-    return collect_p.bind(*align_varying(y, row, place), batch=0, axis=0)
+    return combine_p.bind(*align_varying(y, row, place), batch=0, axis=0)
 
 
 # `batch`: how many leading axes all operands have; `axis`: which one of the first operand has the rows or the places.
 
 
-def _spread(x, row, place, *, batch, axis):
+def _dispatch(x, row, place, *, batch, axis):
     if batch:
-        return jax.vmap(functools.partial(_spread, batch=batch - 1, axis=axis - 1))(x, row, place)
+        return jax.vmap(functools.partial(_dispatch, batch=batch - 1, axis=axis - 1))(x, row, place)
     return jnp.take(x, row, axis, mode="fill", fill_value=0)
 
 
-def _collect(y, row, place, *, batch, axis):
+def _combine(y, row, place, *, batch, axis):
     if batch:
-        return jax.vmap(functools.partial(_collect, batch=batch - 1, axis=axis - 1))(y, row, place)
+        return jax.vmap(functools.partial(_combine, batch=batch - 1, axis=axis - 1))(y, row, place)
     # A sum of gathers is one pass over the result, and a gather of all places one over an array k times as large.
     parts = [jnp.take(y, at, axis, mode="fill", fill_value=0).astype(accumulated(y.dtype)) for at in place.T]
     return functools.reduce(operator.add, parts).astype(y.dtype)
@@ -78,6 +78,6 @@ def _batched(primitive, args, dims, *, batch, axis):
     return primitive.bind(*args, batch=batch + 1, axis=axis + 1), 0
 
 
-spread_p, collect_p = _define("spread_rows", _spread, 0), _define("collect_rows", _collect, 1)
-ad.primitive_transposes[spread_p] = functools.partial(_transpose, collect_p)
-ad.primitive_transposes[collect_p] = functools.partial(_transpose, spread_p)
+dispatch_p, combine_p = _define("dispatch_rows", _dispatch, 0), _define("combine_rows", _combine, 1)
+ad.primitive_transposes[dispatch_p] = functools.partial(_transpose, combine_p)
+ad.primitive_transposes[combine_p] = functools.partial(_transpose, dispatch_p)

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -153,6 +154,46 @@ def test_no_barrier_stands_around_a_kernel_that_takes_slices(kernels):
     for fun, args in ((jaxext.slices_in_place()(flat), ()), (pullback, (struct(64, 64),))):
         lowered = jaxext.export.lower_for(fun, arch="sm_90a")(struct(64, 64), struct(5000), *args)
         assert not [op for op in operations(lowered) if op.name == "stablehlo.optimization_barrier"]
+
+
+def barriers(fun, *args) -> int:
+    """Count the barriers of single arrays in a program for a GPU."""
+    found = operations(jaxext.export.lower_for(fun, arch="sm_90a")(*args))
+    return sum(op.name == "stablehlo.optimization_barrier" and len(op.operands) == 1 for op in found)
+
+
+ROW = struct(64, 64)
+# Rules of these make products that the call does not have.
+OF_OTHER_PRODUCTS = {
+    "ragged linear": (
+        lambda x, w, bias: jaxext.ragged_linear(x, w, np.full(2, 32, np.int32), bias, activation="silu"),
+        (ROW, struct(2, 64, 64), struct(2, 64)),
+    ),
+    "scaled dot": (
+        lambda x, w, x_scale, w_scale: jaxext.scaled_dot(x, w, lhs_scale=x_scale, rhs_scale=w_scale),
+        (ROW, ROW, struct(64, 1), struct(1, 64)),
+    ),
+    "fp8": (jaxext.fp8_matmul, (ROW, ROW)),
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHER_PRODUCTS)
+def test_derivatives_take_slices_where_the_call_does(name):
+    """Whatever the context in which they are taken."""
+    fun, args = OF_OTHER_PRODUCTS[name]
+    gradient = lambda fun: jax.grad(lambda *args: fun(*args).astype(jnp.float32).sum(), range(len(args)))
+    inside = jaxext.slices_in_place()
+    with by("triton"):
+        traced = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(fun)(*args))
+        outside = barriers(gradient(fun), *args)
+        assert barriers(inside(gradient(lambda *args: traced(*args)[0])), *args) == outside
+        assert outside - barriers(gradient(jax.jit(inside(fun))), *args) >= 3 * 3
+
+
+def test_the_products_of_a_reference_take_slices():
+    declared = {"operands": {"x": "M K", "w": "K N"}, "results": {"y": "M N"}, "unsharded": "K"}
+    op = jaxext.extend.operation("squashed_product", lambda x, w: jnp.tanh(jaxext.matmul(x, w, implementation="triton")), **declared)
+    assert barriers(op, ROW, ROW) == 3 and barriers(jaxext.slices_in_place()(op), ROW, ROW) == 0
 
 
 def test_a_fused_kernel_takes_slices(kernels):

@@ -1,4 +1,4 @@
-"""A mixture of experts: against a loop over the choices in float64, with choices of nobody, a capacity, and experts on several devices."""
+"""A mixture of experts: against a loop over the choices in float64, with choices of no expert, a capacity, and several devices."""
 
 import doctest
 import functools
@@ -15,12 +15,12 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import mixture, testing
-from jaxext.mixture.routed_rows import collect, spread
+from jaxext.mixture.routed_rows import combine, dispatch
 
 T, K, E, D, F = 12, 2, 4, 4, 8
 X, WEIGHTS = random((T, D), np.float32, 1), random((T, K), np.float32, 2)
 GATE, UP, DOWN = (random(shape, np.float32, seed) for seed, shape in enumerate([(E, D, F), (E, D, F), (E, F, D)], 3))
-# Expert 2 has nobody, row 1 chooses nobody, row 5 one expert twice.
+# Expert 2 has no row, row 1 chooses no expert, row 5 one expert twice.
 INDICES = np.array([[0, 1], [-1, 4], [3, 0], [1, 3], [0, 9], [1, 1], [3, -7], [0, 3], [0, 1], [1, 0], [3, 1], [0, 3]], np.int32)
 ALL = X, INDICES, WEIGHTS, GATE, UP, DOWN
 NOBODY = (INDICES < 0) | (INDICES >= E)
@@ -77,8 +77,8 @@ def test_values(kind, dtype, tolerance):
     close(y, loop(x, INDICES, weights, None if kind == "none" else gate, up, down)[0], tolerance)
 
 
-@pytest.mark.sampled(2, "[3]")
-@pytest.mark.parametrize("capacity", [None, 0, 1, 3, 50])
+@pytest.mark.sampled(2, "[3]", "[64]", "[1099511627776]")
+@pytest.mark.parametrize("capacity", [None, 0, 1, 3, 50, np.uint8(64), 2**40])
 def test_capacity_and_nan_that_is_not_read(capacity):
     """The first choices are kept; the weights of the others, and the row that has no other, are NaN, and their gradients zero."""
     y, dropped = loop(*ALL, capacity)
@@ -92,14 +92,14 @@ def test_capacity_and_nan_that_is_not_read(capacity):
 
 
 def test_nan_of_an_expert_without_rows_and_of_a_cotangent():
-    """An expert that nobody chose is not read, and a row of the cotangent reaches its own row and experts alone."""
+    """An expert that no row chose is not read, and a row of the cotangent reaches its own row and experts alone."""
     matrices = [w.copy() for w in (GATE, UP, DOWN)]
     for w in matrices:
         w[2] = np.nan
-    y, pull = jax.vjp(lambda x: jaxext.moe(x, INDICES, WEIGHTS, *matrices), X)
+    y, pull = jax.vjp(lambda x, weights, *matrices: jaxext.moe(x, INDICES, weights, *matrices), X, WEIGHTS, *matrices)
     close(y, loop(*ALL)[0])
-    (dx,) = pull(jnp.ones_like(y).at[1].set(jnp.nan))  # row 1 chose nobody
-    assert np.isfinite(dx).all() and not dx[1].any()
+    dx, *others = pull(jnp.ones_like(y).at[1].set(jnp.nan))  # row 1 chose no expert
+    assert all(np.isfinite(each).all() for each in (dx, *others)) and not dx[1].any()
 
 
 @pytest.mark.sampled(2)
@@ -123,9 +123,10 @@ def test_shapes(lead, k, experts):
     close(gradients(jaxext.moe)(*args), gradients(flat)(*args))
 
 
-@pytest.mark.sampled(1, "axes0")
+@pytest.mark.sampled(1, "axes0", "axes4")
 @pytest.mark.parametrize(
-    "axes", [(0, None, None, None, None, None), (0, 1, 0, None, None, None), (None, 0, None, 0, 0, 0), (None,) * 5 + (1,)]
+    "axes",
+    [(0, *[None] * 5), (0, 1, 0, None, None, None), (None, 0, None, 0, 0, 0), (*[None] * 5, 1), (None, 1, *[None] * 4)],
 )
 def test_vmap(axes):
     args = [x if axis is None else np.stack([x, np.roll(x, 1, 0), x[::-1]], axis) for x, axis in zip(ALL, axes, strict=True)]
@@ -166,7 +167,7 @@ def test_rows_are_gathered_and_added_in_float32():
     assert [e.invars[1].aval.shape for e in found if e.primitive.name == "ragged_gated_linear_unit"] == [beside.shape]
     row, place = jnp.zeros(4, jnp.int32), jnp.arange(4, dtype=jnp.int32)[None]
     parts = jnp.array([256, 1, 1, 1], jnp.bfloat16)[:, None]
-    assert collect(parts, row, place).item() == jax.linear_transpose(lambda x: spread(x, row, place), parts[:1])(parts)[0].item() == 260
+    assert combine(parts, row, place).item() == jax.linear_transpose(lambda x: dispatch(x, row, place), parts[:1])(parts)[0].item() == 260
 
 
 SPLITS = {

@@ -27,6 +27,7 @@ from jaxext import _compat
 from jaxext.backends.xla_products import summed
 from jaxext.core import partition
 from jaxext.core.checks import checked, refuse_shape
+from jaxext.core.static import slices_in_place
 from jaxext.lax.dispatch import compiled, sharding_in_types
 from jaxext.lax.substitute import transpose
 from jaxext.ops.quantized.quantization import Quantized, limits, positive
@@ -54,7 +55,7 @@ def matmul(name: str, x: Any, w: Any, scales: dict[str, Any], *, preferred_eleme
 
 def _matmul(name, given, x, w, *scales, preferred_element_type, out_sharding, implementation):
     sharding = sharding_in_types(name, out_sharding, x.ndim)
-    static = dict(name=name, dtype=preferred_element_type, implementation=implementation)
+    static = dict(name=name, dtype=preferred_element_type, implementation=implementation, in_place=slices_in_place.value)
 
     def rounded_factors(x, w, scales):
         scale = dict(zip(given, scales, strict=True))
@@ -121,7 +122,9 @@ def _labels(rows: int, slot: str = "x", levels: Sequence[tuple[bool, bool]] = ()
     return {"x": [*of_x, *free, "k"], "w": [*of_w, "k", "n"], "y": [*range(len(levels)), *free, "n"]}
 
 
-def _product(arrays: dict[str, Any], labels: dict[str, list], open: str, *, name, dtype, out_sharding, implementation) -> jax.Array:
+def _product(
+    arrays: dict[str, Any], labels: dict[str, list], open: str, *, name, dtype, out_sharding, implementation, in_place
+) -> jax.Array:
     """The sum over the labels that the open slot lacks of the product of two slots, arrays or Quantized."""
     (left, right), kept = (labels[slot] for slot in arrays), labels[open]
     both = [label for label in left if label in right]
@@ -134,7 +137,8 @@ def _product(arrays: dict[str, Any], labels: dict[str, list], open: str, *, name
     if out_sharding is not None:
         out_sharding = NamedSharding(out_sharding.mesh, P(*(out_sharding.spec[kept.index(label)] for label in order)))
     static = dict(out_sharding=out_sharding, implementation=implementation)
-    y = scaled.computed(name, tuple(given), dims, dtype, *given.values(), **static)
+    with slices_in_place(in_place):
+        y = scaled.computed(name, tuple(given), dims, dtype, *given.values(), **static)
     return transpose(y, [order.index(label) for label in kept])
 
 
@@ -146,14 +150,14 @@ def _tangent(dot, qvalue, scale, *gradient_scale, slot, rows, levels, **static):
     return _product(arrays, _labels(rows, slot, levels), "y", **static)
 
 
-def _transpose_rule(ct, dot, qvalue, scale, *gradient_scale, slot, rows, levels, name, implementation, **_):
+def _transpose_rule(ct, dot, qvalue, scale, *gradient_scale, slot, rows, levels, name, implementation, in_place, **_):
     rest = [None] * (2 + len(gradient_scale))
     if type(ct) is ad.Zero:
         return [ad.Zero(dot.aval), *rest]
     g, other = _rounded(ct, BACKWARD, *(gradient_scale or [None]), mapped=len(levels)), Quantized(qvalue, scale)
     arrays = {"y": g, "w": other} if slot == "x" else {"x": other, "y": g}
     static = dict(dtype=dot.aval.dtype, out_sharding=partition.cotangent_sharding(dot.aval, ct, qvalue), implementation=implementation)
-    return [_product(arrays, _labels(rows, slot, levels), slot, name=name, **static), *rest]
+    return [_product(arrays, _labels(rows, slot, levels), slot, name=name, in_place=in_place, **static), *rest]
 
 
 def _batch_rule(args, dims, *, levels, out_sharding, **params):

@@ -322,6 +322,7 @@ def _spread_over_rows(operation, product, operands, values: jax.Array, like: jax
         dtypes=(like.dtype,),
         precision=(lax.Precision.HIGHEST,) * 2,
         implementation=static.implementation,
+        in_place=static.in_place,
     )
     return product(form, open, operands | {"x": ones, "w": values}, inner)
 

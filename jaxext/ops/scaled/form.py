@@ -76,7 +76,8 @@ def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array]
     wide = summed(dot.dtype)
     dot = lax.expand_dims(dot.astype(wide), lacking)
     ranks = form.unpack(static.ranks)
-    params = dict(precision=static.precision, implementation=static.implementation, out_sharding=static.out_sharding)
+    kept = "precision", "implementation", "out_sharding", "in_place"
+    params = {name: getattr(static, name) for name in kept}
     if slot != open:
         dot, x = partition.broadcast_together(dot, operands[slot].astype(wide))
         return bind(open, rest | {slot: x * dot}, ranks, dtypes=static.dtypes, **params)
