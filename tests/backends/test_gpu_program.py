@@ -179,7 +179,7 @@ OF_OTHER_PRODUCTS = {
 
 @pytest.mark.parametrize("name", OF_OTHER_PRODUCTS)
 def test_derivatives_take_slices_where_the_call_does(name):
-    """Whatever the context in which they are taken."""
+    """The context in which a derivative is taken does not matter."""
     fun, args = OF_OTHER_PRODUCTS[name]
     gradient = lambda fun: jax.grad(lambda *args: fun(*args).astype(jnp.float32).sum(), range(len(args)))
     inside = jaxext.slices_in_place()
