@@ -1,8 +1,10 @@
 """The tutorials' programs on vmap, pmap and derivatives: they say true things, through jaxext's products alone, and notice a false one."""
 
+import functools
 import re
 
 import autodiff
+import decoder
 import dp_sgd
 import fp8_training
 import jax
@@ -186,6 +188,38 @@ def test_mamba_notices_a_step_that_is_not_the_sequence_s(capsys, tmp_path, monke
     monkeypatch.setattr(jaxext, "causal_conv1d_update", forgetful)
     assert mamba.main(["--epochs", "1", "--plot", str(tmp_path / "plot.png")]) == 1
     assert "Step by step the same scores: False" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_decoder(capsys):
+    out = said(capsys, decoder, "--steps", "4")
+    rows = [numbers(line) for line in re.findall(r"^ +\d+ .*$", out, re.MULTILINE)]
+    assert [row[0] for row in rows] == [1, 4] and rows[0][1] > 3 and rows[-1][1] < 2.5
+    assert out.count(": True") == 4 and "Written by int8" in out
+    assert len(re.findall(r"[1-9]\d* characters per second by (?:jaxext|float32|int8)", out)) == 3
+    rows = jaxext.explain(jax.grad(functools.partial(decoder.loss_of, decoder.JAXEXT)))(decoder.init(), next(decoder.batches())).rows
+    assert {"causal_conv1d_backward", "ragged_linear", "ragged_tn", "matmul_tn"} <= {row.op for row in rows}
+
+
+@pytest.mark.slow
+def test_decoder_notices_lost_rows_states_and_columns(capsys, monkeypatch):
+    update, quantize = jaxext.causal_conv1d_update, decoder.quantize
+    monkeypatch.setattr(decoder, "JAXEXT", decoder.JAXEXT._replace(mixture=functools.partial(jaxext.moe, capacity=300)))
+    monkeypatch.setattr(jaxext, "causal_conv1d_update", lambda x, state, *args, **keywords: (update(x, state, *args, **keywords)[0], state))
+    monkeypatch.setattr(decoder, "quantize", lambda w: quantize(jnp.roll(w, 1, -1)))
+    jax.clear_caches()  # `generate` may be compiled already
+    assert decoder.main(["--steps", "2"]) == 1
+    out = capsys.readouterr().out
+    assert out.count(": False") == 3 and "The loss falls" in out
+    jax.clear_caches()
+
+
+def test_the_decoder_s_sentences():
+    sums, facts = decoder.SUMS, decoder.FACTS
+    assert len({*sums}) == len(sums) == 36 * 4 and len({*facts}) == len(facts) == 16 * 3 * 4 * 3 * 4
+    assert "one cat and two cats make three cats" in sums and {"one old dog sees two ants", "two old dogs see one ant"} <= {*facts}
+    text = "".join(decoder.ALPHABET[next(decoder.batches())].ravel())
+    assert {*text} <= {*"\n".join(sums + facts)} and len(text) == decoder.BATCH * (decoder.LENGTH + 1)
 
 
 def test_muon(capsys, tmp_path):
