@@ -7,9 +7,9 @@
     python examples/decoder.py
 
 What to see: the layers' weights are stacked, and `lax.scan` runs over them.  One line, `jaxext.slices_in_place()`, lets kernels on a GPU
-read them without a copy.  The same steps by lax's depthwise convolution, sort and ragged products have the same losses.  The text is made
-here: sentences about animals, some of them sums.  Then all weights but the experts' are rounded to int8, and the network writes.  It keeps
-nothing but the last TAPS - 1 inputs of each convolution and the state h.
+read them without a copy.  The same steps by lax's depthwise convolution, sort and ragged products have the same losses; every TOGETHER
+steps they start from the same parameters again.  The text is made here: sentences about animals, some of them sums.  Then the dense
+weights are rounded to int8, and the network writes.  It keeps nothing but the last TAPS - 1 inputs of each convolution and the state h.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WIDTH, INNER, TAPS, LAYERS = 64, 128, 4, 2
 EXPERTS, HIDDEN, TOP = 8, 64, 2
 BATCH, LENGTH, PROMPT = 16, 96, 24
 RATE = 0.006
-TOGETHER = 10  # steps after which lax goes on from jaxext's parameters: a router between two equal experts makes much of rounding
+TOGETHER = 10  # steps after which lax goes on from jaxext's parameters: a router enlarges rounding where two experts are as good
 ROUNDING = 1e-3  # of the losses, and of the logits in parts of the largest
 MOST = 0.9  # of the characters int8 chooses as float32 does
 
@@ -122,11 +122,11 @@ def norm(x, scale):
 def layer(ops, p, x, state=None):
     """A layer of whole sequences (..., T, WIDTH), or of what follows a state: (its result, the state after it)."""
     u = norm(x, p["norm"])
-    v, h = ops.dense(u, p["I"]), jnp.zeros((*x.shape[:-2], INNER))
-    if state is None:
+    v = ops.dense(u, p["I"])
+    inputs, h = state or (None, jnp.zeros((*x.shape[:-2], INNER)))
+    if inputs is None:
         v = ops.convolution(v, p["taps"], p["bias"], activation="silu")
     else:
-        inputs, h = state
         v, inputs = jaxext.causal_conv1d_update(v, inputs, p["taps"], p["bias"], activation="silu")
     a = jnp.exp(-jax.nn.softplus(ops.dense(v, p["A"]) + p["b"]))
 
@@ -240,7 +240,7 @@ def show_generation(params):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="of training (%(default)s)")
+    parser.add_argument("--steps", type=int, default=30, help="of training (%(default)s)")
     args = parser.parse_args(argv)
     if args.steps < 2:
         parser.error(f"argument --steps: it is {args.steps}, want at least 2")
