@@ -216,7 +216,7 @@ def test_decoder_notices_lost_rows_states_and_columns(capsys, monkeypatch):
 
 def test_the_decoder_s_sentences():
     sums, facts = decoder.SUMS, decoder.FACTS
-    assert len({*sums}) == len(sums) == 36 * 4 and len({*facts}) == len(facts) == 16 * 3 * 4 * 3 * 4
+    assert len({*sums}) == len(sums) == 15 * 4 and len({*facts}) == len(facts) == 16 * 3 * 4 * 3 * 4
     assert "one cat and two cats make three cats" in sums and {"one old dog sees two ants", "two old dogs see one ant"} <= {*facts}
     text = "".join(decoder.ALPHABET[next(decoder.batches())].ravel())
     assert {*text} <= {*"\n".join(sums + facts)} and len(text) == decoder.BATCH * (decoder.LENGTH + 1)
