@@ -186,6 +186,7 @@ def _planned(algorithm: type[ConvPlan], conv: Conv) -> ConvPlan | None:
 def _by_cost(conv: Conv, found: Sequence[ConvPlan]) -> list[ConvPlan]:
     """The least expected cost first; what takes too much more memory than lax, or too much longer to compile, last."""
     lax, arrays = found[0].cost, conv.dtype.itemsize * (conv.x + conv.w + conv.y)
+    of_lax = IN_LOOPS if conv.open == "w" and conv.G > 1 else 1
     assert lax is not None
 
     def order(plan):
@@ -193,7 +194,7 @@ def _by_cost(conv: Conv, found: Sequence[ConvPlan]) -> list[ConvPlan]:
         most = MOST_BYTES_IF_FAST if cost.run_ms <= FAST * lax.run_ms else MOST_BYTES
         over = arrays + cost.bytes > most * (arrays + lax.bytes) or cost.build_ms > lax.build_ms + MOST_BUILD_MS
         beyond = max(0.0, arrays + cost.bytes - MOST_BYTES * (arrays + lax.bytes))
-        return over, (cost.total + MS_OF_BYTE * beyond) * (1 if isinstance(plan, Lax) else MARGIN)
+        return over, (cost.total + MS_OF_BYTE * beyond) * (of_lax if isinstance(plan, Lax) else MARGIN)
 
     return sorted(found, key=order)
 
@@ -206,6 +207,9 @@ MS_OF_BYTE = 1e-7
 MOST_BUILD_MS = 1500.0
 # A rewrite is taken if this many times its cost is less than lax's: expectations are uncertain.
 MARGIN = 1.2
+# The same for lax's filter gradients with groups: XLA has Eigen's convolution for them, but not in a loop, where they take many times as
+# long.  It is not known here whether there is a loop.
+IN_LOOPS = 2.5
 
 
 def _algorithm_of_gpu(conv: Conv) -> type[ConvPlan]:

@@ -41,3 +41,19 @@ def test_values_and_gradients_have_the_layout(case):
     assert len(found) == 3, found  # forward, and the gradients in the input and in the filter
     assert all(OWN.fullmatch(layout) for layout in found), found
     assert not all(OWN.fullmatch(layout) for layout in layouts(both(network(lax.conv_general_dilated)), x, w)), "lax is as fast now"
+
+
+def test_filter_gradients_with_groups_are_no_convolution_of_lax():
+    """XLA has a fast one for them, but not in a loop."""
+    x, w = jnp.ones((8, 64, 128)), jnp.ones((3, 4, 128)) / 4
+    numbers = {"dimension_numbers": ("NWC", "WIO", "NWC"), "feature_group_count": 128}
+
+    def gradient(conv):
+        network = lambda w, x: lax.scan(lambda x, w: (jnp.tanh(conv(x, w[:, None], (1,), [(3, 0)], **numbers)), None), x, w)[0].sum()
+        return jax.grad(network)
+
+    others = [
+        [layout for layout in layouts(gradient(conv), w, x) if not OWN.fullmatch(layout)]
+        for conv in (jaxext.conv_general_dilated, lax.conv_general_dilated)
+    ]
+    assert others[0] == [] and others[1], others
