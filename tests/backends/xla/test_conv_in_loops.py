@@ -45,7 +45,7 @@ def test_values_and_gradients_have_the_layout(case):
 
 def test_filter_gradients_with_groups_are_no_convolution_of_lax():
     """XLA has a fast one for them, but not in a loop."""
-    x, w = jnp.ones((8, 64, 128)), jnp.ones((3, 4, 128)) / 4
+    x, w = jnp.ones((8, 64, 128), jnp.float32), jnp.ones((3, 4, 128), jnp.float32) / 4
     numbers = {"dimension_numbers": ("NWC", "WIO", "NWC"), "feature_group_count": 128}
 
     def gradient(conv):
