@@ -160,7 +160,11 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
         raise TypeError(f"moe: w_up has the shape {up.shape}, want {wanted}, since x has the shape {x.shape}")
     if "w_gate" in arrays:
         refuse_shape("moe", "w_gate", arrays["w_gate"], up.shape, "that of w_up")
-    refuse_shape("moe", "w_down", arrays["w_down"], (up.shape[0], up.shape[-1], x.shape[-1]), "(E, F, D)")
+    down = arrays["w_down"]
+    if "w_gate" not in arrays and up.ndim == down.ndim == 3 and up.shape[2] == 2 * down.shape[1] > 0:
+        wanted = f"(E, {up.shape[1]}, 2, F) for gate and up: w_up.reshape({up.shape[0]}, {up.shape[1]}, 2, {down.shape[1]})"
+        raise TypeError(f"moe: w_up has the shape {up.shape}, w_down {down.shape}, want {wanted}")
+    refuse_shape("moe", "w_down", down, (up.shape[0], up.shape[-1], x.shape[-1]), "(E, F, D)")
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
         raise TypeError(f"moe: capacity is {format_value(capacity)}, want a number of rows or None")
     if capacity is not None and capacity < 0:

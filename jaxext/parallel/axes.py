@@ -13,7 +13,7 @@ from jaxext._messages import format_value
 
 def devices_along(axis: Hashable, argument: str) -> int:
     """The number of devices along an axis, or along a tuple of axes.  `argument` names the function and argument in errors."""
-    if isinstance(axis, list | int | Tracer):
+    if isinstance(axis, list | int | Tracer) or axis == ():
         raise TypeError(f"{argument} is {format_value(axis)}, want a name or a tuple of names")
     try:
         n = lax.axis_size(axis)

@@ -273,6 +273,8 @@ def test_every_transformation(capacity):
         (dict(implementation="none"), ValueError, "implementation is 'none', want one of"),
         (dict(axis_name="z"), NameError, "axis_name is 'z', want an axis of a shard_map or pmap around the call"),
         (dict(axis_name=["x"]), TypeError, r"axis_name is \['x'\], want a name or a tuple of names"),
+        (dict(axis_name=()), TypeError, r"axis_name is \(\), want a name or a tuple of names"),
+        (dict(w_gate=None, w_up=np.concatenate([GATE, UP], 2)), TypeError, r"w_up .* gate and up: w_up.reshape\(4, 4, 2, 8\)"),
     ],
 )
 def test_errors(change, error, message):
