@@ -239,7 +239,7 @@ LAYERS = {
         ["triton"],
     ),
     "conv": (lambda x, w: conv_bias_act(x.reshape(4, 8, 8, -1), w, None, None).reshape(x.shape), [(1024, 3, 3, 1024)], 1, KERNELS),
-    "ragged": (lambda x, w: jaxext.ragged_dot(x, w, SIZES_OF_GROUPS), [(8, 1024, 1024)], 1, KERNELS),
+    "ragged": (lambda x, w: jaxext.ragged_dot(x, w, jnp.asarray(SIZES_OF_GROUPS)), [(8, 1024, 1024)], 1, KERNELS),
     "ragged linear": (lambda x, w: jaxext.ragged_linear(x, w, SIZES_OF_GROUPS, activation="silu"), [(8, 1024, 1024)], 1, ["triton"]),
     "int8": (lambda x, w: quantized(x, w.astype(jnp.int8), jnp.ones((1, 1024))), [(1024, 1024)], 0, ["triton"]),
     "int8, few rows": (lambda x, w: jnp.tile(quantized(x[:32], w, jnp.ones((32, 1024))), (8, 1)), [(1024, 1024)], 0, ["cuda"]),

@@ -156,10 +156,10 @@ def _jax_triton() -> ModuleType:
     try:
         import jax_triton
 
-        adapt_dce_rule(jax_triton.triton_lib.triton_kernel_call_p)  # type: ignore[attr-defined]
+        lib: Any = jax_triton.triton_lib  # type: ignore[attr-defined]
+        adapt_dce_rule(lib.triton_kernel_call_p)
         if repairs.can_patch(jax_triton):
             repairs.patch(jax_triton)
-        lib = jax_triton.triton_lib
         if hasattr(lib, "get_cuda_backend"):  # jax-triton 0.3
             mlir.register_lowering(lib.triton_kernel_call_p, functools.partial(_lower_call, lib), platform="cuda")
         return jax_triton
