@@ -83,7 +83,7 @@ def test_operands_of_an_epilogue(epilogue, arrays, results):
     problem = matmul.Problem(
         name="matmul_nn", role="nn", **sizes, dtypes=("bf16",) * 3, precision="tf32", arch=90, epilogue=epilogue
     )  # fmt: skip
-    asked: Any = types.SimpleNamespace(platform="cuda", arch=90)
+    asked: Any = types.SimpleNamespace(platform="cuda", arch=90, in_place=None)
     call = TritonMatmul().launch(asked, problem, matmul.candidates(problem)[0])
     # As the library's own primitives are lowered: jax-triton 0.4.1 has a rule for more than that, which jax 0.12 cannot call.
     primitive = Primitive("fused")
