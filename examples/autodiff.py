@@ -161,7 +161,7 @@ def main(argv=None):
     )
     args = parser.parse_args(argv)
 
-    # GPUs round float32 operands to TF32 unless told otherwise, and the differences below would be those of TF32.
+    # GPUs round float32 operands to TF32 by default, and the differences below would be those of TF32.
     with jax.default_matmul_precision("highest"), jaxext.use_implementation(args.implementation):
         scalar_derivatives()
         jacobians()

@@ -245,7 +245,7 @@ def main(argv=None):
     if args.steps < 2:
         parser.error(f"argument --steps: it is {args.steps}, want at least 2")
 
-    # GPUs round float32 operands to TF32 unless told otherwise, by which the two would differ more than by order of summation.
+    # GPUs round float32 operands to TF32 by default, by which the two would differ more than by order of summation.
     with jax.default_matmul_precision("highest"):
         params, losses = train(args.steps)
         same, difference = show_generation(params)

@@ -116,7 +116,7 @@ def main(argv=None):
     )
     args = parser.parse_args(argv)
 
-    # GPUs round float32 operands to TF32 unless told otherwise; told so, they print what a CPU prints.
+    # GPUs round float32 operands to TF32 by default; with a precision they print what a CPU prints.
     with jax.default_matmul_precision("highest"), jaxext.use_implementation(args.implementation):
         vectors_and_matrices()
         layers()

@@ -168,7 +168,7 @@ def main(argv=None):
     print(f"{EXPERTS} experts, {TOP} for each row, on {count} x {devices[0].platform}: {EXPERTS // count} on each\n")
     print("step   loss on all   loss on one   recognised   busiest   all - one")
     rows, trained = [], init()
-    # GPUs round float32 operands to TF32 unless told otherwise, by which one device and many would differ more than by order of summation.
+    # GPUs round float32 operands to TF32 by default, by which one device and many would differ more than by order of summation.
     with jax.default_matmul_precision("highest"), jaxext.use_implementation(args.implementation):
         for params, row in train(args.steps, mesh, BIAS_STEP if args.balance else 0.0):
             trained = params

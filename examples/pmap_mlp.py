@@ -135,7 +135,7 @@ def main(argv=None):
     print(f"The network {'-'.join(map(str, LAYERS))} on {count} x {jax.devices()[0].platform}, {BATCH // count} images each\n")
     print("step   loss on all   loss on one   recognised   all - one   replicas without all-reduce")
     rows = []
-    # GPUs round float32 operands to TF32 unless told otherwise, by which one device and many would differ more than by order of summation.
+    # GPUs round float32 operands to TF32 by default, by which one device and many would differ more than by order of summation.
     with jax.default_matmul_precision("highest"), jaxext.use_implementation(args.implementation):
         for row in train(args.steps, count):
             rows.append([float(value) for value in row])

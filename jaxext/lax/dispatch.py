@@ -80,8 +80,9 @@ def slices_in_place() -> Scope:
     index is a constant or follows from a loop's counter.  With an older one, for other indices, and for other implementations, a slice is
     copied as before.
 
-    Kernels want each array to begin at a multiple of 16 bytes.  A layer of a stacked array does, since XLA passes no slice whose size is
-    no multiple of 128 bytes.  A slice of a vector of all parameters may begin anywhere: use no such slice inside.
+    Kernels want each array to begin at a multiple of 16 bytes.  A layer of a stacked array does, since XLA (of jaxlib 0.11.2 and 0.12)
+    passes no slice whose size is no multiple of 128 bytes.  A slice of a vector of all parameters may begin anywhere: use no such slice
+    inside.
 
     Raises:
       jax.errors.JaxRuntimeError: raised when a program runs, if an array of a kernel begins elsewhere.
