@@ -54,28 +54,10 @@ def scaled_dot(
     for _ in range(STEPS if CONFIG.splits == 1 else tl.minimum(STEPS, tl.cdiv(DEPTH, BLOCK_DEPTH) - split * STEPS)):
         depth_in = exists(depth, DEPTH, CONFIG.splits * STEPS * BLOCK_DEPTH)
         lhs = tl.load(lhs_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
-        rhs = _right(rhs_ptr, batch, first, tile_col * BLOCK_COLS, depth, depth_in, col, col_in, PROBLEM, CONFIG)
-        if PROBLEM.fine:
-            block = depth // (DEPTH // DEPTH_BLOCKS)
-            if PROBLEM.has_left:
-                at = lhs_scale_at[:, None] + (block * PROBLEM.left_strides[1])[None, :]
-                lhs = lhs.to(tl.float32) * tl.load(lhs_scale_ptr + at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
-            if PROBLEM.has_right:
-                at = (block * PROBLEM.right_strides[0])[:, None] + rhs_scale_at[None, :]
-                rhs = rhs.to(tl.float32) * tl.load(rhs_scale_ptr + at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
-            total = _product(lhs, rhs, total, PROBLEM)
-        elif PROBLEM.scales_steps:
-            block = first // (DEPTH // DEPTH_BLOCKS)
-            product = _product(lhs, rhs, tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32), PROBLEM)
-            if PROBLEM.has_left:
-                at = lhs_scale_at + block * PROBLEM.left_strides[1]
-                product *= tl.load(lhs_scale_ptr + at, mask=row_in, other=0.0)[:, None]
-            if PROBLEM.has_right:
-                at = rhs_scale_at + block * PROBLEM.right_strides[0]
-                product *= tl.load(rhs_scale_ptr + at, mask=col_in, other=0.0)[None, :]
-            total += product
-        else:
-            total = _product(lhs, rhs, total, PROBLEM)
+        rhs = right_tile(rhs_ptr, batch, first, tile_col * BLOCK_COLS, depth, depth_in, col, col_in, PROBLEM, CONFIG)
+        total = added(
+            lhs, rhs, total, lhs_scale_ptr, rhs_scale_ptr, lhs_scale_at, rhs_scale_at, first, depth, row_in, col_in, depth_in, PROBLEM
+        )
         lhs_ptr += BLOCK_DEPTH * PROBLEM.lhs_strides[1]
         first += BLOCK_DEPTH
         depth += BLOCK_DEPTH
@@ -94,7 +76,7 @@ def scaled_dot(
 
 
 @triton.jit
-def _right(rhs_ptr, batch, first, first_col, depth, depth_in, col, col_in, PROBLEM: tl.constexpr, CONFIG: tl.constexpr):
+def right_tile(rhs_ptr, batch, first, first_col, depth, depth_in, col, col_in, PROBLEM: tl.constexpr, CONFIG: tl.constexpr):
     """The tile of the right factor, unpacked."""
     DEPTH: tl.constexpr = PROBLEM.depth
     COLS: tl.constexpr = PROBLEM.cols
@@ -119,6 +101,37 @@ def _unpacked(pairs):
     """int4 in the halves of bytes, beside each other along the last axis, as int8."""
     low, high = (pairs << 4) >> 4, pairs >> 4
     return tl.interleave(low.to(tl.int8), high.to(tl.int8))
+
+
+@triton.jit
+def added(
+    lhs, rhs, total, lhs_scale_ptr, rhs_scale_ptr, lhs_scale_at, rhs_scale_at, first, depth, row_in, col_in, depth_in, PROBLEM: tl.constexpr
+):  # fmt: skip
+    """total + the scaled product of a step of the depth, which begins at `first`.  `lhs_scale_at`, `rhs_scale_at`: the offsets of the first
+    scale of each row and column."""
+    DEPTH: tl.constexpr = PROBLEM.depth
+    DEPTH_BLOCKS: tl.constexpr = PROBLEM.blocks[2]
+    if PROBLEM.fine:
+        block = depth // (DEPTH // DEPTH_BLOCKS)
+        if PROBLEM.has_left:
+            at = lhs_scale_at[:, None] + (block * PROBLEM.left_strides[1])[None, :]
+            lhs = lhs.to(tl.float32) * tl.load(lhs_scale_ptr + at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
+        if PROBLEM.has_right:
+            at = (block * PROBLEM.right_strides[0])[:, None] + rhs_scale_at[None, :]
+            rhs = rhs.to(tl.float32) * tl.load(rhs_scale_ptr + at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
+        return _product(lhs, rhs, total, PROBLEM)
+    elif PROBLEM.scales_steps:
+        block = first // (DEPTH // DEPTH_BLOCKS)
+        product = _product(lhs, rhs, tl.zeros(total.shape, tl.float32), PROBLEM)
+        if PROBLEM.has_left:
+            at = lhs_scale_at + block * PROBLEM.left_strides[1]
+            product *= tl.load(lhs_scale_ptr + at, mask=row_in, other=0.0)[:, None]
+        if PROBLEM.has_right:
+            at = rhs_scale_at + block * PROBLEM.right_strides[0]
+            product *= tl.load(rhs_scale_ptr + at, mask=col_in, other=0.0)[None, :]
+        return total + product
+    else:
+        return _product(lhs, rhs, total, PROBLEM)
 
 
 @triton.jit

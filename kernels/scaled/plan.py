@@ -70,6 +70,12 @@ def launch(problem: Problem, config: Config) -> Launch:
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
     yield refuses(problem)
     yield matmul.wrong_tile(problem, config)
-    if problem.scales_steps and problem.step % config.tile_k:
-        yield f"tile_k is {config.tile_k}, want a divisor of {problem.step}: a step lies within a block"
+    yield wrong_step(problem, config)
     yield matmul.lacking_device(problem, config, grid(problem, config)[0])
+
+
+def wrong_step(problem: Problem, config: Config) -> str | None:
+    """Return the reason if a step of the depth reaches into another block, or None."""
+    if problem.scales_steps and problem.step % config.tile_k:
+        return f"tile_k is {config.tile_k}, want a divisor of {problem.step}: a step lies within a block"
+    return None

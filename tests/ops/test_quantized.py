@@ -458,7 +458,7 @@ def test_what_gpus_multiply(before, dtypes, result, wanted):
     """16 bits where they hold the numbers; a float16 that is scaled may leave its range."""
     of_slots = dict(zip("xw", map(jnp.dtype, dtypes), strict=True))
     call: Any = types.SimpleNamespace(platform="cuda", factors=("x", "w"), dtypes=of_slots, dtype=jnp.dtype(result))
-    assert xla_scaled._multiplied(call, before) == wanted
+    assert xla_scaled.multiplied_dtype(call, before) == wanted
 
 
 @pytest.mark.parametrize(("module", "least"), [(quantized, 4), (jaxext.quantization, 7)])

@@ -38,6 +38,7 @@ MAY = {
     "ops.conv": BELOW_OPERATIONS,
     "ops.fused": {"ops.matmul", "ops.conv", *BELOW_OPERATIONS},
     "ops.quantized": {"ops.scaled", *BELOW_OPERATIONS},
+    "ops.ragged_scaled": {"ops.ragged", "ops.scaled", *BELOW_OPERATIONS},
     "export": {"core", "backends.cuda", "_target", "_messages"},
     "quantization": {"ops.quantized"},
     "extend": {"ops", "ops.matmul", "ops.conv", "lax", "core", "_messages"},
@@ -50,7 +51,7 @@ MAY = {
     },
     "hazards": {"tuning", "lax", "core", "_compat", "_messages"},
     "parallel": {"ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "core", "_compat", "_messages"},
-    "mixture": {"parallel", "ops.ragged", "lax", "core", "_compat", "_messages"},
+    "mixture": {"parallel", "ops.ragged", "ops.ragged_scaled", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
     "cli": {"__init__", "bench", "verify", "tuning", "backends.cuda", "tables", "_compat", "_target", "_messages", *BUILT},
@@ -62,7 +63,11 @@ MAY = {
     "__main__": {"cli"},
 }
 # What an operation may import of another one, besides its `form`.
-BESIDE_FORMS = {"ops.fused.__init__", "ops.scaled.blocks"}
+BESIDE_FORMS = {
+    "ops.fused.__init__",
+    "ops.scaled.blocks",
+    *(f"ops.{of}.{file}" for of in ("ragged", "scaled") for file in ("triton", "xla", "problem")),
+}
 ELSEWHERE = {"kernels"}  # a folder of jaxext/ that lies elsewhere in the repository
 WITHOUT_JAX = {
     *("core.window", "parallel.shards", "tables.table_file", "tables.table_format", "verify.controller", "verify.events"),

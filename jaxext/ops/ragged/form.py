@@ -47,18 +47,20 @@ Cut = Callable[[dict[str, jax.Array], str, jax.Array, int], dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TiedForm(Form):
-    """A form whose companions tie the elements of a label to each other, as group sizes tie the rows of a ragged product.
+    """A form some of whose companions tie the elements of a label to each other, as group sizes tie the rows of a ragged product.
 
     Which rows are a group depends on the rows before.  A tied label has one axis, since no vmap joins it.  It may stand in one slot alone,
     which the companions then choose from.  A device that has a part of a tied label computes with companions that are `cut` to its part.
 
     Attributes:
-      tied: the labels whose elements the companions tie to each other.
-      cut: `cut(companions, label, first, size)` gives the companions of a device that has only the `size` elements of a tied label from
-        `first` (an int32 scalar) on.  Companions themselves are not split along a tied label.
+      tied: the labels whose elements are tied to each other.
+      ties: the companions that tie them.
+      cut: `cut(ties, label, first, size)` gives these companions for a device that has only the `size` elements of a tied label from
+        `first` (an int32 scalar) on.  They themselves are not split along a tied label.
     """
 
     tied: tuple[str, ...]
+    ties: tuple[str, ...]
     cut: Cut
 
     @functools.cached_property
@@ -75,17 +77,17 @@ class TiedForm(Form):
 
     @functools.cached_property
     def gathered(self) -> set[tuple[str, str]]:
-        return {(name, axis) for name in self.companions for axis in self.uncut}
+        return {(name, axis) for name in self.ties for axis in self.uncut}
 
     def axes_to_split(self, name, axes):
-        return tuple(self.uncut.get(axis, axis) for axis in axes) if name in self.companions else tuple(axes)
+        return tuple(self.uncut.get(axis, axis) for axis in axes) if name in self.ties else tuple(axes)
 
     def local_operands(self, operands, part, sizes):
-        companions = {name: x for name, x in operands.items() if name in self.companions}
+        ties = {name: operands[name] for name in self.ties}
         for label in self.tied:
             if (has := part(f"{label}0", sizes[f"{label}0"])) is not None:
-                companions = self.cut(companions, label, *has)
-        return {**operands, **companions}
+                ties = self.cut(ties, label, *has)
+        return {**operands, **ties}
 
 
 def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
@@ -125,11 +127,11 @@ def _clipped(x: jax.Array, high: int, low: int = 0) -> jax.Array:
     return jnp.clip(x, x.dtype.type(max(low, of_type.min)), x.dtype.type(min(high, of_type.max))).astype(jnp.int32)
 
 
-def cut(companions: dict[str, jax.Array], label: str, first: jax.Array, size: int) -> dict[str, jax.Array]:
+def cut(bounds: dict[str, jax.Array], label: str, first: jax.Array, size: int) -> dict[str, jax.Array]:
     """The ranges of `size` groups from `first` on, or the ranges in as many rows."""
     if label == "G":
-        return {name: lax.dynamic_slice_in_dim(row, first, size, row.ndim - 1) for name, row in companions.items()}
-    return {name: jnp.clip(row - first, 0, size) for name, row in companions.items()}
+        return {name: lax.dynamic_slice_in_dim(row, first, size, row.ndim - 1) for name, row in bounds.items()}
+    return {name: jnp.clip(row - first, 0, size) for name, row in bounds.items()}
 
 
 def examples(call: Call) -> dict[str, jax.Array]:
@@ -287,6 +289,7 @@ FAMILY = declare(
     XlaRagged(),
 )
 
+RANGES = {"begin": Companion(("B", "P", "G")), "end": Companion(("B", "P", "G"))}
 RAGGED = define(
     TiedForm(
         name="ragged",
@@ -294,8 +297,9 @@ RAGGED = define(
         roles={"y": "nn", "x": "nt", "w": "tn"},
         window=(),
         family=FAMILY,
-        companions={"begin": Companion(("B", "P", "G")), "end": Companion(("B", "P", "G"))},
+        companions=RANGES,
         tied=("M", "G"),
+        ties=tuple(RANGES),
         cut=cut,
         examples=examples,
     )

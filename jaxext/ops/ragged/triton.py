@@ -20,15 +20,18 @@ class TritonRagged(RaggedKernels, TritonKernels):
     module = ragged
 
     def launch(self, call, problem, config):
-        plain = super().launch(call, problem, config)
-        if "visits" not in plain.slots:
-            return plain
-        return dataclasses.replace(
-            plain, slots=(*plain.slots[:-1], "begin", "end"), call=functools.partial(_call_with_visits, plain, problem.M, config.tile_m)
-        )
+        return with_visits(super().launch(call, problem, config), problem.M, config.tile_m)
+
+
+def with_visits(plain: KernelCall, rows: int, tile: int) -> KernelCall:
+    """A call with the ranges of groups in place of the visits of tiles of rows, if the kernel takes these, as its last operands."""
+    if "visits" not in plain.slots:
+        return plain
+    return dataclasses.replace(
+        plain, slots=(*plain.slots[:-1], "begin", "end"), call=functools.partial(_call_with_visits, plain, rows, tile)
+    )
 
 
 def _call_with_visits(plain: KernelCall, rows: int, tile: int, result: Any, *operands: jax.Array) -> Any:
-    """Call the kernel with the visits of tiles of rows in place of the ranges of groups, which are the last operands."""
     *given, begin, end = operands
     return plain.call(result, *given, visits(jnp, begin, end, rows, tile))

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,17 +70,43 @@ class XlaRagged(XlaDefinition):
         return config.algorithm + "".join(f" {rows}" for rows in (config.more, config.rows) if rows)
 
     def run(self, call: Call, config: Ways, operands: Mapping[str, jax.Array]) -> jax.Array:
-        if call.empty:
-            return jnp.zeros(call.shape, call.dtype)
-        ways = {
-            "groups": functools.partial(sum_by_group if call.open == "w" else rows_by_group, rows=config.rows, more=config.more),
-            "listed": functools.partial(listed_sum if call.open == "w" else listed_rows, rows=config.rows),
-            "gathered": gathered,
-            "dense": dense,
-            "expanded": expanded,
-        }
-        y = ways[config.algorithm](call, call.flatten(operands))
-        return y.reshape(call.shape)
+        return jnp.zeros(call.shape, call.dtype) if call.empty else computed(call, config, call.flatten(operands)).reshape(call.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledFilters:
+    """Filters (B, G, K, N) of small numbers, which become wide one by one.
+
+    Attributes:
+      values: shape (B, G, S, K / S, J, N / J).
+      scale: shape (B, G, S, 1, J, 1).
+      dtype: of the wide ones.
+    """
+
+    values: jax.Array
+    scale: jax.Array
+    dtype: Any
+
+    def of(self, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """The wide numbers of a part, whose axes before the last four are those of `part(values)`."""
+        values = part(self.values)
+        wide = (values.astype(self.scale.dtype) * part(self.scale)).astype(self.dtype)
+        *lead, blocks, depth, across, columns = values.shape
+        return wide.reshape(*lead, blocks * depth, across * columns)
+
+
+def computed(call: Call, config: Ways, flat: Mapping[str, Any]) -> jax.Array:
+    """The result with an axis for each label, from such operands.  w may be `ScaledFilters`."""
+    ways = {
+        "groups": functools.partial(sum_by_group if call.open == "w" else rows_by_group, rows=config.rows, more=config.more),
+        "listed": functools.partial(listed_sum if call.open == "w" else listed_rows, rows=config.rows),
+        "gathered": gathered,
+        "dense": dense,
+        "expanded": expanded,
+    }
+    if isinstance(w := flat.get("w"), ScaledFilters) and config.algorithm not in ("groups", "listed"):
+        flat = {**flat, "w": w.of(lambda x: x)}
+    return ways[config.algorithm](call, flat)
 
 
 def _power_of_two(size: float) -> int:
@@ -96,7 +123,7 @@ def _small(call: Call) -> bool:
     return groups == 1 or products <= 1 << 17
 
 
-def factors(call: Call, flat):
+def factors(call: Call, flat: Mapping[str, Any]) -> tuple[jax.Array, Any, int]:
     """The factor of rows, the filters, and the axis of the filters along which the sum runs."""
     return (flat["x"], flat["w"], 2) if call.open == "y" else (flat["y"], flat["w"], 3)
 
@@ -185,8 +212,8 @@ def _block(x: jax.Array, at: Mapping[str, jax.Array], start, rows: int) -> jax.A
 
 
 def _sliced(x: jax.Array) -> jax.Array:
-    """A slice that stays one: on CPUs XLA multiplies 16-bit numbers as float32, and would convert the whole array before the loop."""
-    return lax.optimization_barrier(x) if x.dtype.itemsize == 2 else x
+    """A slice that stays one: on CPUs XLA multiplies small numbers as float32, and would convert the whole array before the loop."""
+    return lax.optimization_barrier(x) if x.dtype.itemsize <= 2 else x
 
 
 def _loop(number, body, initial, like: jax.Array):
@@ -195,9 +222,17 @@ def _loop(number, body, initial, like: jax.Array):
     return lax.fori_loop(jnp.int32(0), number, body, initial)
 
 
-def _filter(w: jax.Array, at: Mapping[str, jax.Array]) -> jax.Array:
-    zero = jnp.int32(0)
-    return _sliced(lax.dynamic_slice(w, (at["B"], at["G"], zero, zero), (1, 1, *w.shape[2:]))[0, 0])
+def _zeros(call: Call) -> jax.Array:
+    """The result, with an axis for each label."""
+    return jnp.zeros([call.sizes[label] for label in call.labels[call.open]], call.dtype)
+
+
+def _filter(w: jax.Array | ScaledFilters, at: Mapping[str, jax.Array]) -> jax.Array:
+    def of_group(x: jax.Array) -> jax.Array:
+        start = (at["B"], at["G"], *(jnp.int32(0) for _ in x.shape[2:]))
+        return _sliced(lax.dynamic_slice(x, start, (1, 1, *x.shape[2:]))[0, 0])
+
+    return w.of(of_group) if isinstance(w, ScaledFilters) else of_group(w)
 
 
 def _put(y: jax.Array, new: jax.Array, at: Mapping[str, jax.Array], start) -> jax.Array:
@@ -214,7 +249,7 @@ def listed_rows(call: Call, flat, rows: int) -> jax.Array:
         new = _times(call, _block(a, at, start, rows), _filter(w, at), summed)
         return _put(y, jnp.where(jnp.broadcast_to(kept, new.shape), new, _block(y, at, start, rows)), at, start)
 
-    return _loop(jnp.int32(group.size), one, jnp.zeros((*a.shape[:4], w.shape[5 - summed]), call.dtype), a)
+    return _loop(jnp.int32(group.size), one, _zeros(call), a)
 
 
 def _times(call: Call, rows: jax.Array, of_group: jax.Array, summed: int) -> jax.Array:
@@ -281,7 +316,7 @@ def rows_by_group(call: Call, flat, rows: int, more: int) -> jax.Array:
             y, begin = _loop((end - begin) // more, filled, y, a), begin + (end - begin) // more * more
         return _loop((end - begin + (rows - 1)) // rows, rest, y, a)
 
-    return _loop(number, one, jnp.zeros((*a.shape[:4], filters.shape[5 - summed]), call.dtype), a)
+    return _loop(number, one, _zeros(call), a)
 
 
 def _clamped(start, end, rows: int, of: int) -> tuple[jax.Array, jax.Array]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ def form(scaled: tuple[str, ...]) -> Form:
             roles={"y": "nn", "x": "nt", "w": "tn"},
             window=(),
             family=FAMILY,
-            companions={f"{slot}_scale": Companion(SCALES[slot], functools.partial(_tangent, slot)) for slot in scaled},
+            companions={f"{slot}_scale": Companion(SCALES[slot], functools.partial(tangent, bind, slot)) for slot in scaled},
         )
     )
 
@@ -67,8 +67,10 @@ def bind(open: str, operands: Mapping[str, jax.Array], ranks: Mapping[str, int],
     return MATMUL.bind(_OF_MATMUL[open], operands, Static(ranks=MATMUL.pack(plain), **params))
 
 
-def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array], dot: jax.Array, static: Static) -> jax.Array:
-    """Return the tangent of the result for the tangent `dot` of a slot's scale."""
+def tangent(
+    bind: Callable[..., jax.Array], slot: str, form: Form, open: str, operands: Mapping[str, jax.Array], dot: jax.Array, static: Static
+) -> jax.Array:
+    """Return the tangent of the result for the tangent `dot` of a slot's scale; `bind` computes the product without this scale."""
     scale = f"{slot}_scale"
     rest = {name: x for name, x in operands.items() if name != scale}
     axes = form.axes(slot, static.ranks)

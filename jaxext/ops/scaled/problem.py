@@ -24,13 +24,10 @@ class ScaledKernels(KernelImplementation):
                 return f"{slot} is {name}, want one of {sorted(DTYPES)}" + (", or int4" if slot == "w" else "")
         if (precision := precision_of(call.precision, map(np.dtype, dtypes.values()))) is None:
             return f"precision is {call.precision}, want one of {sorted(PRESETS)}, or one that the operands have of themselves"
-        sizes = {label: call.sizes[blocks] * call.sizes[label] for blocks, label in ("IM", "SK", "JN")}
         return self.problem_type(
             name=call.op,
             role=call.op.rpartition("_")[2],
-            B=call.sizes["B"],
-            **sizes,
-            **{blocks: call.sizes[blocks] for blocks in "ISJ"},
+            **self.sizes(call),
             dtypes=(*(DTYPES[name] for name in dtypes.values()), DTYPES[call.dtype.name] if call.dtype.itemsize > 1 else "fp32"),
             scaled=tuple(slot for slot in "xwy" if f"{slot}_scale" in call.dtypes),
             packed=packed,
@@ -38,3 +35,8 @@ class ScaledKernels(KernelImplementation):
             arch=self.arch(call),
             device=call.device,
         )
+
+    def sizes(self, call) -> dict[str, int]:
+        """The sizes of the problem: of the batch, of whole axes, and how many blocks they have."""
+        whole = {label: call.sizes[blocks] * call.sizes[label] for blocks, label in ("IM", "SK", "JN")}
+        return whole | {label: call.sizes[label] for label in "BISJ"}

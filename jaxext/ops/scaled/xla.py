@@ -34,7 +34,7 @@ class XlaScaled(XlaDefinition):
         sums, kept = summed(*call.dtypes.values(), call.dtype), {*call.axes[call.open]}
         scales = {slot: f"{slot}_scale" for slot in (*call.factors, call.open) if f"{slot}_scale" in operands}
         after = [name for slot, name in scales.items() if slot == call.open or {*call.axes[name]} <= kept]
-        wide = _multiplied(call, before=len(after) < len(scales))
+        wide = multiplied_dtype(call, before=len(after) < len(scales))
         parts = config.algorithm == "by parts"
         dtype = sums if after or parts else call.dtype
 
@@ -43,12 +43,12 @@ class XlaScaled(XlaDefinition):
             for slot in call.factors:
                 x = operands[slot]
                 if slot in scales and scales[slot] not in after:
-                    x = x.astype(sums) * _along(call, scales[slot], operands, slot, sums)
+                    x = x.astype(sums) * scale_along(call, scales[slot], operands, slot, sums)
                 factors[slot] = x.astype(wide)
             return (_flat if parts else MATMUL.implementations[-1].run)(dataclasses.replace(call, dtype=dtype), config, factors)
 
         y = _run_parts(call, scaled, operands, dtype) if parts else scaled(operands)
-        along = [_along(call, name, operands, call.open, sums) for name in after]
+        along = [scale_along(call, name, operands, call.open, sums) for name in after]
         for scale in balanced(*along) if len(along) == 2 else along:
             y = y * scale
         return convert(y, call.dtype)
@@ -116,7 +116,7 @@ def _run_parts(call: Call, of, operands: Mapping[str, jax.Array], dtype) -> jax.
     return add(y, size - size % part, size % part) if size % part else y
 
 
-def _along(call: Call, name: str, operands: Mapping[str, jax.Array], slot: str, dtype) -> jax.Array:
+def scale_along(call: Call, name: str, operands: Mapping[str, jax.Array], slot: str, dtype) -> jax.Array:
     """A scale with an axis of size 1 for each axis of a slot that it lacks."""
     missing = [i for i, axis in enumerate(call.axes[slot]) if axis not in call.axes[name]]
     return lax.expand_dims(operands[name].astype(dtype), missing)
@@ -131,7 +131,7 @@ def balanced(one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(opposite, one * other, one), jnp.where(opposite, 1, other)
 
 
-def _multiplied(call: Call, before: bool) -> jnp.dtype:
+def multiplied_dtype(call: Call, before: bool) -> jnp.dtype:
     """The dtype in which factors are multiplied.
 
     On GPUs they have 16 bits if that holds their numbers.  Those that are scaled `before` are rounded to bfloat16 then, if the result has

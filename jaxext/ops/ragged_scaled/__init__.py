@@ -1,0 +1,71 @@
+"""The public ragged product of scaled numbers: experts in 8-bit floats or in integers of 8 or 4 bits, with scales of any blocks.
+
+It supports all of JAX: every transformation, derivatives of any order and every sharding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxext.core.checks import given
+from jaxext.ops.ragged_scaled import form
+
+__all__ = ["ragged_scaled_dot"]
+
+
+def ragged_scaled_dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    lhs_scale: ArrayLike | None = None,
+    rhs_scale: ArrayLike | None = None,
+    transpose_rhs: bool = False,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: NamedSharding | P | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Ragged product of scaled numbers: `ragged_dot(lhs * lhs_scale, rhs * rhs_scale, group_sizes)`, as `scaled_dot` is of `dot_general`.
+
+    The matrices of a mixture of experts in int8, int4 or 8-bit floats, and rows that are wide or have 8 bits, too.  Rows after the last
+    group are zero, as in `ragged_dot`, and neither they nor their scales are read.
+
+    Args:
+      lhs: shape (M, K), rows sorted by group: floating-point numbers, or integers of at most 8 bits.
+      rhs: shape (G, K, N), or (G, N, K) with `transpose_rhs`, of the same dtypes.
+      group_sizes: shape (G,), integers, as in `ragged_dot`.
+      lhs_scale, rhs_scale: floating-point, with as many axes as the operand, or none.  Each size divides that of the operand, whose axis is
+        cut into as many blocks of equal size, as in `scaled_dot`: (M, K // 128) and (G, K // 128, N // 128) for training in 8 bits,
+        (G, 1, N) for a scale for each column of each group.  None: one.
+      transpose_rhs: whether rhs has its last two axes, and those of its scale, in the other order.
+      precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
+      preferred_element_type: dtype of the result, floating-point.  None: that of lhs, or bfloat16 if it has 8 bits.  Sums are kept in
+        float32, or more.
+      out_sharding, implementation: as in `ragged_dot`.
+
+    Returns:
+      shape (M, N).
+
+    It is differentiable in floating-point operands and in scales, to any order.  As in `scaled_dot`, the gradient of an operand has its
+    dtype, and is that with respect to the number before it is scaled.
+
+    Examples:
+      >>> w = jnp.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], jnp.int8)
+      >>> scale = jnp.array([[[1.0, 0.5]], [[2.0, 1.0]]])
+      >>> ragged_scaled_dot(jnp.ones((3, 2)), w, jnp.array([2, 1]), rhs_scale=scale).tolist()
+      [[4.0, 3.0], [4.0, 3.0], [24.0, 14.0]]
+
+    Raises:
+      TypeError: an argument is not an array; its dtype or its shape does not fit; a scale of float8_e8m0fnu is differentiated.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    arrays = {"lhs": lhs, "rhs": rhs, "group_sizes": group_sizes} | given(lhs_scale=lhs_scale, rhs_scale=rhs_scale)
+    static = dict(precision=precision, out_sharding=out_sharding, implementation=implementation)
+    return form.product("ragged_scaled_dot", arrays, preferred_element_type, transpose_rhs=bool(transpose_rhs), **static)
