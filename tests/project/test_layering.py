@@ -51,7 +51,7 @@ MAY = {
     },
     "hazards": {"tuning", "lax", "core", "_compat", "_messages"},
     "parallel": {"ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "core", "_compat", "_messages"},
-    "mixture": {"parallel", "ops.ragged", "ops.ragged_scaled", "lax", "core", "_compat", "_messages"},
+    "mixture": {"parallel", "ops.ragged", "ops.ragged_scaled", "ops.scaled", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
     "cli": {"__init__", "bench", "verify", "tuning", "backends.cuda", "tables", "_compat", "_target", "_messages", *BUILT},
