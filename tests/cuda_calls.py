@@ -124,6 +124,22 @@ def ragged_call(row, sizes, rows, integers=True, offset=0, B=1, P=1, R=1, **colu
     return Call(ragged(row, **cuda_ragged.fields(problem)), operands | {"places": places}, check)
 
 
+def ragged_scaled_call(row, sizes, rows, blocks=(1, 1), scaled=("w", "y"), result="bf16", integers=True, B=1, P=1, R=1, **columns) -> Call:
+    """`sizes`: of groups; `blocks`: of columns and of the sum; `columns`: K, of the result, and N.  Rows of no group have the scale NaN."""
+    begin, end = test_ragged_kernel.ranges_of(sizes, B, P)
+    dtypes = DTYPES[row["second"]], DTYPES[row["operands"]], result
+    labels = dict(M=rows, G=len(sizes), S=blocks[0], J=blocks[1], scaled=scaled, dtypes=dtypes, B=B, P=P, R=R)
+    problem = test_cuda_ragged_scaled.a_problem(**labels, **columns)
+    operands = test_ragged_scaled.some_operands(problem, begin, end, integers)
+    given = {name: jnp.asarray(x) for name, x in operands.items()} | dict(begin=jnp.asarray(begin), end=jnp.asarray(end))
+    arrays = {name: np.asarray(x) for name, x in cuda_ragged_scaled.arrays(problem, given, row["tile_m"]).items()}
+    fields = cuda_ragged_scaled.fields(problem)
+    case = test_cuda_ragged_scaled.case(row, **fields, result=LONG[result])
+    case = case.replacing({name: dict(shape=arrays[name].shape) for name in ("left", "right")})
+    matrices = lambda of: test_ragged_scaled.true(problem, of, begin, end).reshape(case.results["d"][1])
+    return Call(case, arrays, check_of_sums(operands, matrices, integers))
+
+
 def scaled_call(problem, config, integers=True) -> Call:
     factors, check = operands_and_check("scaled", problem, integers)
     arrays = cuda_scaled.arrays(problem, {slot: jnp.asarray(factors[slot]) for slot in cuda_scaled.slots(problem)})

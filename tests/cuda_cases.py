@@ -74,7 +74,7 @@ class Case:
 
     @property
     def family(self) -> str:
-        return next((family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family)), "")
+        return max((family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family)), key=len, default="")
 
     @property
     def arrays(self) -> Arrays:

@@ -66,7 +66,7 @@ MAY = {
 BESIDE_FORMS = {
     "ops.fused.__init__",
     "ops.scaled.blocks",
-    *(f"ops.{of}.{file}" for of in ("ragged", "scaled") for file in ("triton", "xla", "problem")),
+    *(f"ops.{of}.{file}" for of in ("ragged", "scaled") for file in ("cuda", "triton", "xla", "problem")),
 }
 ELSEWHERE = {"kernels"}  # a folder of jaxext/ that lies elsewhere in the repository
 WITHOUT_JAX = {

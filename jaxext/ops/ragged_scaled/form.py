@@ -25,6 +25,7 @@ from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
 from jaxext.ops.ragged import form as ragged
 from jaxext.ops.ragged.form import RAGGED, RANGES, TiedForm
+from jaxext.ops.ragged_scaled.cuda import CudaRaggedScaled
 from jaxext.ops.ragged_scaled.triton import TritonRaggedScaled
 from jaxext.ops.ragged_scaled.xla import XlaRaggedScaled
 from jaxext.ops.scaled import form as scaled
@@ -141,6 +142,7 @@ def _counts(scale: jax.Array | None, x: jax.Array) -> tuple[int, ...]:
 
 FAMILY = declare(
     Family("ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+"),
+    CudaRaggedScaled(),
     TritonRaggedScaled(),
     XlaRaggedScaled(),
 )

@@ -153,6 +153,8 @@ def kernel_of(case: Case) -> str:
             return "CausalBackward" if "backward" in case.target else "CausalForward"
         case "matmul" | "ragged" | "conv":
             return f"RoleE{ROLES[role_of(case.target)]}E"
+        case "ragged_scaled":
+            return "ScaledProduct.*Lb1E"
         case other:
             return other.title().replace("_", "")
 
@@ -237,7 +239,7 @@ def takes_any_float(case: Case, name: str) -> bool:
     """Return True if an array's dtype follows from no other's."""
     if case.family == "causal":
         return name in ("x", "w", "bias")
-    return name in (next(iter(case.operands)), next(iter(case.results))) or (case.family, name) == ("scaled", "b")
+    return name in (next(iter(case.operands)), next(iter(case.results))) or name == "b" and "scaled" in case.family
 
 
 KINDS = {int: "an int64", float: "a float64", tuple: "three int64"}
@@ -275,7 +277,7 @@ def test_arrays_that_do_not_fit(target):
         for other in {"float64", "int64", "int32", "int8", *(() if takes_any_float(case, name) else ("float16",))} - {dtype}:
             found = other if other in CODES else "of another dtype"
             refuse(case.replacing({name: dict(dtype=other)}), f"^{text} is {found}, want {wanted}$")
-        if name not in ("places", "left"):  # which are read element by element
+        if name not in ("places", "visits", "left"):  # which are read element by element
             bytes = 1 if case.family in ("depthwise", "causal") else 8
             refuse(dataclasses.replace(case, shifts={name: bytes}), "does not (begin|start) at a multiple of (16 bytes|its elements' size)")
 
