@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any
 
 from jaxext.bench.kinds import NN, NT, TN
@@ -35,27 +36,33 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """A product of scaled numbers, x[M,K] w[K,N]."""
+    """A product of scaled numbers, x[M,K] w[K,N], or a ragged one, of the M rows of so many groups and w[groups,K,N]."""
 
     name: str
     M: int
     K: int
     N: int
+    groups: int | None = None
     tags: tuple[str, ...] = ()
     numbers: tuple[str, ...]
-    kernel: str = "scaled"
     products: tuple[str, ...] = (NN, NT)
 
-    def problem(self, role: str, numbers: str, arch: int) -> Any:
-        from jaxext.kernels import scaled  # needs Triton, as the compiler does; the command line lists the kernels without it
+    @property
+    def kernel(self) -> str:
+        return "ragged_scaled" if self.groups else "scaled"
 
+    def problem(self, role: str, numbers: str, arch: int) -> Any:
+        # needs Triton, as the compiler does; the command line lists the kernels without it
+        module = importlib.import_module(f"jaxext.kernels.{self.kernel}")
         format = FORMATS[numbers]
         x, w, y = format.dtypes
         counts = (size // (size if block is None else block) for size, block in zip((self.M, self.K, self.N), format.blocks, strict=True))
-        return scaled.Problem(
-            name=f"scaled_dot_{''.join(format.scaled)}_{role}",
+        operation = "ragged_scaled" if self.groups else "scaled_dot"
+        return module.Problem(
+            name=f"{operation}_{''.join(format.scaled)}_{role}",
             role=role,
             B=1,
+            **dict[str, Any](P=1, R=1, G=self.groups) if self.groups else {},
             **{label: getattr(self, label) for label in "MKN"},
             **dict[str, Any](zip("ISJ", counts, strict=True)),
             dtypes={NN: (x, w, y), NT: (w, y, y), TN: (x, y, y)}[role],
@@ -80,6 +87,10 @@ OWN = (
     Scaled(name="scaled 4096 cubed by other means", M=4096, K=4096, N=4096, numbers=("int8 both", "int8", "int4 fine", "fp32 int8")),
     Scaled(name="scaled llama 8B up, 16 rows", M=16, K=4096, N=14336, numbers=("int8", "int4", "fp8 rows"), products=(NN,)),
     Scaled(name="scaled odd sizes", M=4095, K=4096, N=510, numbers=("fp8 rows", "int8", "int4")),
+    Scaled(name="scaled experts", M=8192, K=2048, N=7168, groups=256, tags=("sweep",), numbers=("fp8 squares", "int4")),
+    Scaled(name="scaled experts in fp8, for w", M=8192, K=2048, N=7168, groups=256, numbers=("fp8 rows", "fp8 squares"), products=(TN,)),
+    Scaled(name="scaled experts otherwise", M=16384, K=4096, N=14336, groups=8, numbers=("int8 both", "int8", "int4 fine", "fp8 rows")),
+    Scaled(name="scaled experts, decoding", M=16, K=4096, N=14336, groups=8, numbers=("int8", "int4", "fp8 squares"), products=(NN,)),
     Gram(name="gram 4096x4096", M=4096, K=4096, tags=frozenset({"sweep"}), **PLAIN),
     Gram(name="gram 4096x4096 with an addend", M=4096, K=4096, addend=True, tags=frozenset({"sweep"}), **PLAIN),
     Gram(name="gram 1024x4096", M=1024, K=4096, **PLAIN),

@@ -28,7 +28,8 @@ def ragged_scaled_rows(
     group = tl.load(visits_ptr)
     begin, end = tl.load(visits_ptr + 1), tl.load(visits_ptr + 2)
     low, high = tl.load(visits_ptr + 3), tl.load(visits_ptr + 4)
-    matrix = batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + group
+    # A visit of no group (-1) multiplies nothing, but loads the scales of columns.
+    matrix = batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + tl.maximum(group, 0)
 
     row = (low // BLOCK_ROWS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.dtype(PROBLEM.index))
     col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)

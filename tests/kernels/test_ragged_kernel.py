@@ -17,6 +17,7 @@ from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.launch import MOST_PROGRAMS
 from jaxext.kernels.matmul import Config
 from jaxext.kernels.ragged.problem import visits
+from jaxext.verify.laws import is_integer
 
 ROLES = {"nn": "y", "nt": "x", "tn": "w"}
 OPERANDS = {"nn": ("x", "w"), "nt": ("w", "y"), "tn": ("x", "y")}  # in the order of slots
@@ -65,14 +66,14 @@ def true(problem, operands, begin, end) -> np.ndarray:
 
 
 def some_operands(problem, begin, end, integers=True) -> dict[str, np.ndarray]:
-    """Rows of no group are NaN, which must not reach the result."""
+    """Rows of no group are NaN, or large integers, which must not reach the result."""
     row = np.arange(problem.M)
     nobodys = ~((begin[..., None] <= row) & (row < end[..., None])).any(2)  # [B,P,M]
     operands = {}
     for seed, (slot, dtype) in enumerate(zip(OPERANDS[problem.role], problem.dtypes, strict=False)):
         operands[slot] = random(problem.shapes[slot], DTYPES[dtype], seed, integers)
         if slot != "w":
-            operands[slot][np.broadcast_to(nobodys[:, :, None], operands[slot].shape[:-1])] = np.nan
+            operands[slot][np.broadcast_to(nobodys[:, :, None], operands[slot].shape[:-1])] = 99 if is_integer(DTYPES[dtype]) else np.nan
     return operands
 
 

@@ -46,10 +46,14 @@ def some_operands(problem, integers=True) -> dict[str, np.ndarray]:
         operands[slot] = pack(numbers) if problem.packed and slot == "w" else numbers
     for seed, slot in enumerate(problem.scaled):
         blocks = (problem.B, *(getattr(problem, BLOCKS[letter]) for letter in PAIRS[slot]))
-        rng = np.random.default_rng(7 + seed)
-        scale = np.exp2(rng.integers(-2, 3, blocks)) if integers else rng.random(blocks)
-        operands[f"{slot}_scale"] = scale.astype(np.float32)
+        operands[f"{slot}_scale"] = random_scale(blocks, seed, integers)
     return operands
+
+
+def random_scale(blocks, seed, integers=True) -> np.ndarray:
+    """Powers of two, or other positive numbers."""
+    rng = np.random.default_rng(7 + seed)
+    return (np.exp2(rng.integers(-2, 3, blocks)) if integers else rng.random(blocks)).astype(np.float32)
 
 
 def pack(numbers: np.ndarray) -> np.ndarray:

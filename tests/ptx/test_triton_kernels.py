@@ -20,12 +20,13 @@ import test_ragged_kernel
 import test_scaled_dot
 from calls import each
 from ptxsim import LATE, Fault, Module
+from test_ragged_scaled import a_problem as ragged_scaled_problem
 from triton_kernels import CALLS, Call, call, kernel_module, skip_without_compiler
 
 from jaxext.bench import triton_ptx
 from jaxext.bench.kinds import Matmul
 from jaxext.bench.problems import PRODUCTS, reduced
-from jaxext.kernels import matmul, scaled
+from jaxext.kernels import matmul, ragged_scaled, scaled
 from jaxext.kernels.epilogue import Epilogue
 
 ARCHS = (80, 90)
@@ -269,6 +270,40 @@ QUICK_SCALED = {("weights", 80), ("packed", 80), ("packed, transposed", 90), ("s
 
 @pytest.mark.parametrize("call", on_each(scaled_call, SCALED, quick=QUICK_SCALED))
 def test_scaled(call):
+    run(call)
+
+
+# A tile before the first group, edges in tiles, and rows of nobody at the end.
+OFFSET = test_ragged_kernel.ranges_of((50, 0, 7, 93, 1), B=2, offset=140)
+RAGGED_SCALED = {  # role, slots with scales, blocks of depth and columns, their sizes, dtypes
+    "weights": ("nn", "w", (1, 136), (136, 136), ("bf16", "i8", "bf16")),
+    "packed": ("nn", "w", (3, 136), (192, 136), ("bf16", "i8", "bf16")),
+    "packed, transposed": ("nt", "w", (3, 136), (192, 136), ("i8", "bf16", "bf16")),
+    "transposed": ("nt", "wx", (192, 2), (192, 136), ("i8", "bf16", "bf16")),
+    "integers": ("nn", "xw", (1, 136), (192, 136), ("i8", "i8", "bf16")),
+    "sum over rows": ("tn", "xyw", (3, 17), (72, 136), ("bf16", "bf16", "fp32")),
+    "fp8": ("nn", "xw", (2, 2), (256, 136), ("fp8e4nv", "fp8e4nv", "bf16")),
+    "fp8, transposed": ("nt", "yw", (2, 2), (256, 136), ("fp8e4nv", "fp8e5", "bf16")),
+    "fp8, sum over rows": ("tn", "xy", (2, 2), (136, 72), ("fp8e4nv", "fp8e5", "bf16")),
+}
+
+
+def ragged_scaled_call(name, arch):
+    role, *given = RAGGED_SCALED[name]
+    sizes = dict(G=5, rows=310, B=2, R=2 if role == "tn" else 1)
+    problem = ragged_scaled_problem(role, *given, **sizes, packed="packed" in name, arch=arch)
+    problem = dataclasses.replace(problem, precision="tf32")
+    if reason := ragged_scaled.refuses(problem):
+        assert "8-bit floats" in reason and arch < 89
+        return None
+    return call("ragged_scaled", problem, OFFSET)
+
+
+QUICK_RAGGED_SCALED = {("weights", 80), ("packed", 90), ("transposed", 80), ("sum over rows", 90), ("fp8", 90)}
+
+
+@pytest.mark.parametrize("call", on_each(ragged_scaled_call, RAGGED_SCALED, quick=QUICK_RAGGED_SCALED))
+def test_ragged_scaled(call):
     run(call)
 
 

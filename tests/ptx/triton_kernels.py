@@ -14,13 +14,15 @@ from test_depthwise import DepthwiseCall
 from test_gram_kernel import GramCall
 from test_matmul import MatmulCall
 from test_ragged_kernel import RaggedCall
+from test_ragged_scaled import RaggedScaledCall
 from test_scaled_dot import ScaledCall
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.bench import triton_ptx
 
 # Operands and results by definition are those of the tests in tests/kernels.
-CALLS: dict[str, Any] = {of.kernel: of for of in (MatmulCall, ConvCall, DepthwiseCall, RaggedCall, CausalCall, ScaledCall, GramCall)}
+_CALLS = (MatmulCall, ConvCall, DepthwiseCall, RaggedCall, CausalCall, ScaledCall, RaggedScaledCall, GramCall)
+CALLS: dict[str, Any] = {of.kernel: of for of in _CALLS}
 # How far a product of float32 numbers may be from the exact one, in units of float32's own error: TF32 drops 13 bits of each factor,
 # and the others the products of the least parts.
 PRODUCT_ERRORS = {"tf32": 2**12, "bf16x3": 2**7, "bf16x6": 2, "tf32x3": 4, "ieee": 1}
@@ -68,10 +70,10 @@ class Call:
     @property
     def product_error(self) -> float:
         """Factors that are scaled in registers are rounded."""
-        problem = self.problem
-        if self.kernel == "scaled" and problem.fine and problem.bits < 32:
-            return 2**13
-        floats = problem.common is not None and problem.bits == 32 if self.kernel == "scaled" else "fp32" in problem.dtypes[:2]
+        problem, scaled = self.problem, self.kernel in ("scaled", "ragged_scaled")
+        if scaled and problem.fine and problem.bits < 32:
+            return 2**14  # as the laws of verify have it
+        floats = problem.common is not None and problem.bits == 32 if scaled else "fp32" in problem.dtypes[:2]
         return PRODUCT_ERRORS[problem.precision] if floats and self.kernel not in ("depthwise", "causal") else 1
 
     def operands(self, integers: bool) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ from jaxext.kernels.launch import SHARED_MEMORY
 ROOT = pathlib.Path(__file__).parents[3]
 SMALL = (  # problems of each kernel
     *("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ", "gpt-oss experts up, 32", "causal k=4, 8x"),
-    *("scaled 4096 cubed", *(case.name for case in COMPILED if getattr(case, "addend", False))),
+    *("scaled 4096 cubed", "scaled experts", *(case.name for case in COMPILED if getattr(case, "addend", False))),
 )
 
 
