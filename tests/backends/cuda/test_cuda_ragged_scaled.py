@@ -28,6 +28,11 @@ def a_problem(M=40, K=384, N=512, G=3, S=3, J=4, scaled=("w", "y"), role="nt", d
     return RaggedScaledProblem(name=name, role=role, **labels, scaled=tuple(scaled), dtypes=dtypes, precision="tf32", arch=arch)
 
 
+def for_cuda(problem) -> RaggedScaledProblem:
+    """A problem of the Triton kernels as one of these."""
+    return RaggedScaledProblem(**{field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)})
+
+
 FAMILY, SMALL, SIZES = cuda_ragged_scaled, a_problem(), "BPRMNKGSJ"
 PAIRS = "want fp8e4nv or fp8e5 times fp8e4nv, into bf16 or fp32"
 REFUSED = {
@@ -68,8 +73,8 @@ TAKEN = [
     if "x" not in slots or s == 1
 ]
 TAKEN += [a_problem(**{label: 0}) for label in "BPRMG"]
-# DeepSeek-V3's experts: in training 1,024 rows for each of 32, and 8 for each of 8 in decoding.
-TRAINING, DECODING = a_problem(32 * 1024, 4096, 7168, 32, 32, 56), a_problem(64, 4096, 7168, 8, 32, 56)
+# 1,024 rows for each of 32 of DeepSeek-V3's experts in training, and 8 for each of 8 of Mixtral's, of which a device has a part.
+TRAINING, DECODING = a_problem(32 * 1024, 4096, 7168, 32, 32, 56), a_problem(64, 1792, 4096, 8, 14, 32)
 PICKS = {"training": (TRAINING, WIDE), "decoding": (DECODING, NARROW)}
 
 
