@@ -87,18 +87,17 @@ struct ScaledProduct {
 
     static CUTLASS_DEVICE Work TileOf(const Params& params, int index) {
       const auto cluster = params.order[index];
-      const int rank = int(cute::block_rank_in_cluster());
       if constexpr (kRagged) {
         const RaggedRows& ragged = params.ragged;
         const int32_t* visit = ragged.visits + (int64_t(cluster.matrix / ragged.sharing_ranges) * ragged.count + cluster.row()) * 5;
         Visit tile;
         tile.batch = cluster.matrix, tile.split = 0;
-        tile.row = visit[3] / kTileM * kTileM, tile.column = (cluster.column() * kCluster + rank) * kTileN;
+        tile.row = visit[3] / kTileM * kTileM, tile.column = (cluster.column() * kCluster + int(cute::block_rank_in_cluster())) * kTileN;
         tile.b = cluster.matrix / ragged.sharing_groups * ragged.groups + cute::max(visit[0], 0);  // rows may have no group
         tile.first = visit[1], tile.last = visit[2], tile.low = visit[3], tile.high = visit[4];
         return tile;
       } else {
-        const int row = cluster.row() * kCluster + rank;
+        const int row = cluster.row() * kCluster + int(cute::block_rank_in_cluster());
         return {cluster.matrix % params.batch, cluster.matrix / params.batch, row * kTileM, cluster.column() * kTileN};
       }
     }
