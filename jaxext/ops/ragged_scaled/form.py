@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext._messages import format_value
 from jaxext.core.call import Call
 from jaxext.core.checks import checked
 from jaxext.core.family import Family, declare
@@ -74,6 +75,9 @@ def bind(open: str, operands: Mapping[str, jax.Array], ranks: Mapping[str, int],
 
 def product(name: str, arrays: Mapping[str, Any], dtype, *, transpose_rhs: bool, implementation: str | None, **static) -> jax.Array:
     """`arrays`: lhs, rhs and group_sizes, and lhs_scale and rhs_scale if they are given."""
+    for side in ("lhs", "rhs"):
+        if hasattr(arrays[side], "qvalue"):
+            raise TypeError(f"{name}: {side} is {format_value(arrays[side])}, want its qvalue, and its scale as {side}_scale")
     given = checked(name, arrays)
     lhs, rhs, sizes = given["lhs"], given["rhs"], given["group_sizes"]
     for side, rank, wanted in (("lhs", 2, "(M, K)"), ("rhs", 3, "(G, N, K)" if transpose_rhs else "(G, K, N)")):
