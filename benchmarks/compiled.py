@@ -261,11 +261,11 @@ def offences(row: dict) -> list[str]:
 
 COLUMNS = ("registers", "local", "spills", "shared", "tensor_memory", "wgmma", "tcgen05", "mma", "fma")
 NAME = max(len(case.name) for case in COMPILED) + 1
-HEADER = f"{'':{NAME + 29}}{'sm':>4}" + " ".join(("", *COLUMNS, " loads"))
+HEADER = f"{'':{NAME + 33}}{'sm':>4}" + " ".join(("", *COLUMNS, " loads"))
 
 
 def line(row: dict) -> str:
-    where = f"{row['kernel']:10}{row['role']:9}{row['problem']:{NAME}}{row['numbers']:10}{row['arch']:>4}"
+    where = f"{row['kernel']:14}{row['role']:9}{row['problem']:{NAME}}{row['numbers']:10}{row['arch']:>4}"
     config = f"  {'*' if row['picked'] else ' '} {row['config']}"
     if "error" in row:
         return f"{where}  {row['error']}{config}"

@@ -56,13 +56,16 @@ def triton_version() -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
 
 
-def refused_pair(arch: int, left: str, right: str, method: str, turned: bool) -> str | None:
+def refused_pair(arch: int, left: str, right: str, method: str, turned: bool, scaled: bool = False) -> str | None:
     """Return the reason if Triton overwrites the left factor while tensor cores still read it, or None.
 
-    Triton before 3.8 does so on 9.0 if the left factor alone is converted: it is then read from registers, which the next step's conversion
-    writes (triton-lang/triton#9433).  If the right factor is converted or `turned` too, each product is waited for; so are those of parts.
+    Triton before 3.8 does so on 9.0 if the left factor alone is converted, or `scaled`: it is then read from registers, which the next
+    step's conversion writes (triton-lang/triton#9433).  If the right factor is converted or `turned` too, each product is waited for; so
+    are those of parts.
     """
-    if arch != 90 or triton_version() >= (3, 8) or BITS[left] >= BITS[right] or turned or BITS[right] == 32 and method != "tf32":
+    if arch != 90 or triton_version() >= (3, 8) or turned or BITS[right] == 32 and method != "tf32":
+        return None
+    if BITS[left] >= BITS[right] and not scaled:
         return None
     version = ".".join(map(str, triton_version()))
     return f"{left} by {right} on compute capability 9.0, where Triton {version} overwrites factors that are being read: want 3.8 or newer"

@@ -147,7 +147,8 @@ class KernelPlan(Plan):
         """The family, role and dtypes of the kernel, by which it is verified: such as "conv conv2d_fprop bf16"."""
         problem, multiplied = self.problem, self.implementation.multiplied(self.problem)
         *factors, result = problem.dtypes
-        factors[1] = "i4" if getattr(problem, "packed", False) else factors[1]
+        if getattr(problem, "packed", False):
+            factors[self.call.factors.index("w")] = "i4"
         dtypes = "x".join(dict.fromkeys(factors)) + (f"->{result}" if {*factors} != {result} else "")
         role = problem.name + ("+z" if self.call.further and self.call.product != self.call.op else "")
         return " ".join([self.implementation.family(problem, config), role, dtypes + (f",{multiplied}" if "fp32" in factors else "")])

@@ -28,6 +28,8 @@ def candidates(problem: Problem) -> list[Config]:
     if problem.arch < 90:
         # Beside 128 sums, a thread has no registers for what tells rows of a group from others.
         configs = {config for config in configs if config.tile_m * config.tile_n < 128 * 32 * config.num_warps}
+        if problem.packed and problem.scales_steps:  # nor, beside unpacked int4, for many rows
+            configs = {config for config in configs if config.tile_m <= 16 * config.num_warps}
     fit = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
     return sorted(fit, key=lambda config: (clocks(problem, config), dataclasses.astuple(config)))
 

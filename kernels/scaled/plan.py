@@ -23,7 +23,8 @@ def refuses(problem: Problem) -> str | None:
         return reason
     if problem.bits == 32 and problem.precision not in ("tf32", "ieee"):
         return f"precision {problem.precision!r} of float32 (want tf32 or ieee)"
-    if reason := refused_pair(problem.arch, *problem.operand_dtypes, problem.method, problem.turned[1]):
+    left_alone = problem.fine and problem.has_left and not problem.has_right and problem.operand_dtypes[1] == problem.common
+    if reason := refused_pair(problem.arch, *problem.operand_dtypes, problem.method, problem.turned[1], scaled=left_alone):
         return reason
     if problem.packed and max(problem.rhs_strides) % 2:
         return f"packed rows of {max(problem.rhs_strides)} numbers, want an even number"

@@ -59,6 +59,12 @@ def test_each_kind_runs_a_large_tile_if_it_has_one(found):
     assert not small
 
 
+def test_a_kind_says_which_factor_is_int4(found):
+    """A kernel takes them as bytes."""
+    kinds = {"ragged_scaled_w_nn bf16xi4->bf16", "ragged_scaled_w_nt i4xbf16->bf16"}
+    assert {f"triton ragged_scaled {kind}" for kind in kinds} <= {case.key for case in found}
+
+
 @pytest.mark.skipif("cuda" not in KERNELS, reason="no CUDA module here")
 def test_a_gradient_is_computed_in_many_parts_and_in_one(found):
     assert {case.config.splits for case in found if "conv2d_wgrad: conv 3x3 bfloat16 in parts" in case.name and "cuda" in case.name} == {

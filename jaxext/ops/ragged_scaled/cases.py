@@ -18,6 +18,11 @@ def _gradients(x, w, sizes, x_scale, w_scale, y) -> tuple[jax.Array, ...]:
     return jax.vjp(functools.partial(_dot, result=BF16), x, w, sizes, x_scale, w_scale)[1](y)[:2]
 
 
+def _with_gradient(x, w, sizes, w_scale, y) -> tuple[jax.Array, jax.Array]:
+    result, pullback = jax.vjp(lambda x: _dot(x, w, sizes, w_scale), x)
+    return result, *pullback(y)
+
+
 def _operands(rows: int, groups: int, depth: int, columns: int, dtypes, blocks: int | None, *, turned: bool = False):
     """Rows and matrices of these dtypes.  `blocks`: the size of those of a scale; None: a scale for each row and column.  Wide rows have no
     scale."""
@@ -32,10 +37,14 @@ def _operands(rows: int, groups: int, depth: int, columns: int, dtypes, blocks: 
 
 def contacts() -> Iterator[Contact]:
     M, G, K, N = 525, 8, 384, 272
-    for kept, x in ((INT8, BF16), (INT8, FP16), (INT8, FP32), ("int4", BF16)):
-        for blocks in (None, 16):
-            where = "columns" if blocks is None else f"blocks of {blocks}"
-            yield Contact(f"ragged scaled {kept}, {x} rows, {where}", _dot, _operands(M, G, K, N, (x, kept), blocks))
+    for kept, x, blocks in ((INT8, BF16, 16), (INT8, FP16, 16), (INT8, FP32, 16), ("int4", BF16, 128)):
+        of = functools.partial(_operands, M, G, K)
+        if x == BF16:
+            operands = *of(N, (x, kept), None), *typed(((M, N), x))
+            yield Contact(f"ragged scaled {kept}, {x} rows, columns, with the gradient of rows", _with_gradient, operands)
+        else:
+            yield Contact(f"ragged scaled {kept}, {x} rows, columns", _dot, of(N, (x, kept), None))
+        yield Contact(f"ragged scaled {kept}, {x} rows, blocks of {blocks}", _dot, of(256, (x, kept), blocks))
     for turned in (False, True):
         for blocks, columns in ((None, N), (128, 256)):
             where = f"{'rows and columns' if blocks is None else 'blocks'}{' turned' * turned}"

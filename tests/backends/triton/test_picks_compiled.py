@@ -16,7 +16,7 @@ from benchmarks import compiled
 from benchmarks.kernel_problems import COMPILED
 from jaxext.bench import triton_ptx
 from jaxext.bench.own import Own
-from jaxext.kernels import conv, ragged, scaled
+from jaxext.kernels import conv, ragged, ragged_scaled, scaled
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.geometry import ConvProblem
 
@@ -55,7 +55,19 @@ EPILOGUES = {
 }
 RAGGED = {f"{name}, {role}": (name, role, None) for name in EXPERTS for role in ("nn", "nt", "tn")}
 RAGGED |= {f"{name}, {epilogue}": (name, "nn", EPILOGUES[epilogue]) for name in EXPERTS for epilogue in EPILOGUES}
+SCALED_EXPERTS = {  # role, slots with scales, sizes of their blocks of K and N (None: all of K), dtypes
+    "fp8, squares of 128": ("nn", "xw", (128, 128), FP8),
+    "fp8, squares of 128, transposed": ("nt", "yw", (128, 128), FP8),
+    "fp8, sum over rows": ("tn", "xy", (128, 128), ("fp8e4nv", "fp8e5", "bf16")),
+    "int8": ("nn", "w", (None, 1), INT8),
+    "int8, gradient": ("nt", "w", (None, 1), ("i8", "bf16", "bf16")),
+    "packed int4 in groups": ("nn", "w", (128, 1), INT8),
+    "packed int4 in groups, gradient": ("nt", "w", (128, 1), ("i8", "bf16", "bf16")),
+}
+RAGGED_SCALED = {f"{name}, {of}": (name, *SCALED_EXPERTS[of]) for name in ("DeepSeek-V3", "Mixtral") for of in SCALED_EXPERTS}
 QUICK = {
+    ("DeepSeek-V3, fp8, squares of 128", 90),
+    ("DeepSeek-V3, packed int4 in groups", 80),
     ("fp8, squares of 128", 90),
     ("packed int4 in groups, few rows", 80),
     ("int8 by int8", 100),
@@ -75,6 +87,12 @@ def a_problem(name, arch):
         common |= dict(zip("ISJMKN", blocks + sizes, strict=True))
         given = dict(role=role, scaled=tuple(slots), packed="packed" in name, dtypes=dtypes)
         return scaled, scaled.Problem(name=f"scaled_dot_{slots}_{role}", **given, **common)
+    if name in RAGGED_SCALED:
+        experts, role, slots, (s, j), dtypes = RAGGED_SCALED[name]
+        sizes = dict(zip("MKNG", EXPERTS[experts], strict=True))
+        blocks = dict(S=sizes["K"] // (s or sizes["K"]), J=sizes["N"] // j, I=sizes["M"] if {*"xy"} & {*slots} else 1)
+        given = dict(role=role, scaled=tuple(slots), packed="packed" in name, dtypes=dtypes)
+        return ragged_scaled, ragged_scaled.Problem(name=f"ragged_scaled_{slots}_{role}", P=1, R=1, **sizes, **blocks, **given, **common)
     experts, role, epilogue = RAGGED[name]
     sizes = dict(zip("MKNG", EXPERTS[experts], strict=True))
     return ragged, ragged.Problem(name=f"ragged_{role}", role=role, P=1, R=1, **sizes, dtypes=("bf16",) * 3, epilogue=epilogue, **common)
@@ -85,7 +103,7 @@ def a_problem(name, arch):
     ("name", "arch"),
     [
         pytest.param(*key, marks=() if key in QUICK else pytest.mark.slow)
-        for key in itertools.product([*OWN, *SCALED, *RAGGED], compiled.ARCHS)
+        for key in itertools.product([*OWN, *SCALED, *RAGGED, *RAGGED_SCALED], compiled.ARCHS)
     ],
 )
 def test_picks_are_well_compiled(name, arch):

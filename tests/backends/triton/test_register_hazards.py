@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 # ruff: noqa: E402
 import test_conv
 import test_matmul
+import test_scaled_dot
 
 import jaxext
 from benchmarks import compiled_cuda, register_hazards
@@ -18,6 +19,7 @@ from benchmarks.kernel_problems import COMPILED, KERNELS
 from jaxext.bench import triton_ptx
 from jaxext.kernels import checks, conv, matmul, scaled
 
+BF16, FP32 = ("bf16",) * 3, ("fp32",) * 3
 # A loop of two steps: one group of two multiplications each, from R104 to R111 and from R112 to R119.
 LOOP = """
 WARPGROUP.ARRIVE
@@ -108,6 +110,10 @@ def scaled_product(role, numbers):
     return next(case for case in COMPILED if case.name == name).problem(role, numbers, 90)
 
 
+def scaled_in_registers(role, slots, dtypes):
+    return dataclasses.replace(test_scaled_dot.a_problem(role, slots, (64, 4, 64), (64,) * 3, dtypes), precision="tf32")
+
+
 # kernel, problem -> the pair of which Triton 3.6 overwrites the left factor, by its machine code
 BROKEN = {
     (matmul, product("nt", "bf16", "fp32")): "bf16 by fp32",
@@ -131,6 +137,14 @@ BROKEN = {
     (scaled, scaled_product("tn", "fp8 rows")): "fp8e4nv by bf16",
     (scaled, scaled_product("tn", "fp8 squares")): "fp8e4nv by bf16",
     (scaled, scaled_product("nn", "fp8 rows")): None,
+    # a left factor that alone is scaled in registers
+    (scaled, scaled_in_registers("nn", "x", BF16)): "bf16 by bf16",
+    (scaled, scaled_in_registers("nt", "y", FP32)): "fp32 by fp32",
+    (scaled, scaled_in_registers("nn", "x", FP32)): None,
+    (scaled, scaled_in_registers("nn", "w", BF16)): None,
+    (scaled, scaled_in_registers("nn", "xw", BF16)): None,
+    (scaled, scaled_in_registers("nn", "x", ("bf16", "i8", "bf16"))): None,
+    (scaled, scaled_in_registers("nn", "x", ("bf16", "bf16", "fp32"))): None,
 }
 
 
