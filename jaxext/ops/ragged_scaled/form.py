@@ -139,7 +139,9 @@ def _counts(scale: jax.Array | None, x: jax.Array) -> tuple[int, ...]:
 
 
 FAMILY = declare(
-    Family("ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+"),
+    Family(
+        "ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+", lax_call=ragged.FAMILY.lax_call
+    ),
     TritonRaggedScaled(),
     XlaRaggedScaled(),
 )
