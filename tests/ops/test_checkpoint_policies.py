@@ -172,7 +172,8 @@ def test_remat3_warns_of_a_policy_that_knows_lax_alone(remat3):
     assert warned(JAX.dots_saveable)[0] and warned(OURS.dots_saveable) == (set(), set())
 
 
-SIZES, ROWS, MATRICES, SCALE = np.array([2, 0, 1], np.int32), np.ones((4, 6), np.float32), np.ones((3, 6, 8), np.float32), np.ones((3, 2, 4))
+SIZES = np.array([2, 0, 1], np.int32)
+ROWS, MATRICES, SCALE = (np.ones(shape, np.float32) for shape in ((4, 6), (3, 6, 8), (3, 2, 4)))
 RAGGED = {
     "ragged_dot": lambda x: jaxext.ragged_dot(x, MATRICES, SIZES),
     "ragged_linear": lambda x: jaxext.ragged_linear(x, MATRICES, SIZES, activation="silu", row_scale=x[:, 0]),

@@ -139,9 +139,7 @@ def _counts(scale: jax.Array | None, x: jax.Array) -> tuple[int, ...]:
 
 
 FAMILY = declare(
-    Family(
-        "ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+", lax_call=ragged.FAMILY.lax_call
-    ),
+    Family("ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+", lax_call=ragged.FAMILY.lax_call),
     TritonRaggedScaled(),
     XlaRaggedScaled(),
 )
