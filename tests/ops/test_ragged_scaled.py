@@ -16,9 +16,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import testing
+from jaxext.core.implementation import Algorithm
 from jaxext.ops import ragged_scaled
 from jaxext.ops.ragged.xla import ScaledFilters, Ways, XlaRagged
 from jaxext.ops.ragged_scaled.form import form
+from jaxext.ops.ragged_scaled.xla import XlaRaggedScaled
 
 M, K, N, G = 12, 12, 6, 4
 SHORT = np.array([5, 0, 4, 1], np.int32)  # of 10 rows
@@ -329,6 +331,35 @@ def test_float64_scales_of_integers():
     np.testing.assert_allclose(y, truth(x, w, SHORT, s, None, np.zeros((M, N)))[0], rtol=1e-13)
 
 
+def test_sums_are_rounded_once():
+    """To the dtype of the result, after the scales of rows, which multiply it."""
+    x, w, s = 7 * small((M, K), jnp.bfloat16, 0), small((G, K, N), jnp.int8, 1), jnp.asarray(random((M, 1), np.float32, 2))
+    y = call(x, w, SHORT, s)
+    assert y.dtype == jnp.bfloat16
+    same([y], truth(x, w, SHORT, s, None, np.zeros((M, N)))[:1])
+
+
+@pytest.mark.parametrize("scales", ["rows and columns", "blocks of other sizes"])
+def test_a_composition(scales, monkeypatch):
+    """Elsewhere than on CPUs all matrices become wide before the ragged product."""
+    monkeypatch.setattr(XlaRaggedScaled, "candidates", lambda self, call: (Algorithm("composition"),))
+    x, w, s, t, ct = operands(("float32", "float8_e4m3fn"), scales)
+    program = jax.jit(lambda x, s, ct: both(x, w, SHORT, s, t, ct))
+    same(program(*(poisoned(of, SHORT) for of in (x, s, ct))), truth(x, w, SHORT, s, t, ct))
+    assert "composition of dense" in str(jaxext.explain(lambda *args: call(*args[:2], SHORT, *args[2:]))(x, w, s, t))
+
+
+@pytest.mark.usefixtures("verified")
+def test_the_product_inside_has_the_name_that_the_user_gave():
+    """The target is a GPU, where kernels would compute the ragged product."""
+    x, w = jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16), jax.ShapeDtypeStruct((8, 512, 512), jnp.int8)
+    t, sizes = jax.ShapeDtypeStruct((8, 1, 512), np.float32), jax.ShapeDtypeStruct((8,), np.int32)
+    product = lambda x, w, t, sizes: jaxext.ragged_scaled_dot(x, w, sizes, rhs_scale=t, implementation="xla")
+    with jaxext.use_target("sm_90a"):
+        (row,) = jaxext.explain(product, platform="cuda")(x, w, t, sizes).rows
+    assert str(row.how).startswith("composition of listed"), row.how
+
+
 A, B = np.ones((M, K), np.float32), np.ones((G, K, N), np.int8)
 
 
@@ -516,9 +547,9 @@ def checked(x, w, s, t, sizes):
 def test_every_transformation(name):
     """Sizes are rolled, and so add up to as many rows, in the vmap of the sizes."""
     rows, matrices, sizes = (6, 4), (4, 4, 2), np.array([2, 0, 2, 1], np.int32)
-    columns, summed = P(None, None, "x"), P(None, "x")
+    columns, summed = P(None, None, "y"), P(None, "y")
     split, scale = {
-        "columns": (testing.Split((P(), columns, P(), columns, P()), P(None, "x")), (4, 1, 2)),
+        "columns": (testing.Split((P(), columns, P(), columns, P()), P(None, "y")), (4, 1, 2)),
         "contraction": (testing.Split((*[summed] * 4, P()), P(), ("all-reduce",)), (4, 4, 1)),
     }[name]
     args = [random(shape, np.float32, i) for i, shape in enumerate([rows, matrices, (6, 2), scale])]
