@@ -122,8 +122,7 @@ def _product(name, names, transpose_rhs, dtype, *arrays, out_sharding, implement
         # of rows of no group it is not read
         inside = ragged.group_mask(begin, end, of_rows.astype(jnp.float32).sum(tuple(range(1, of_rows.ndim))), 0)
         operands[f"{first}_scale"] = jnp.where(lax.expand_dims(inside, range(1, of_rows.ndim)), of_rows, jnp.ones((), of_rows.dtype))
-    bare = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (lhs, jnp.swapaxes(rhs, 1, 2) if transpose_rhs else rhs)]
-    params, _ = lax_params(functools.partial(lax.ragged_dot, precision=precision), *bare, given["group_sizes"])
+    params, _ = lax_params(functools.partial(lax.dot, precision=precision), *[jax.ShapeDtypeStruct((1, 1), jnp.float32)] * 2)
     parts = [[lhs.shape[0]], *columns.parts]
     sharding = sharding_in_types(name, out_sharding, 2)
     (s, k), (j, n) = (sums.ranks, columns.ranks) if open == "y" else (columns.ranks, sums.ranks)
@@ -145,7 +144,7 @@ def _counts(scale: jax.Array | None, x: jax.Array) -> tuple[int, ...]:
 
 
 FAMILY = declare(
-    Family("ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+"),
+    Family("ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+", lax_call=ragged.FAMILY.lax_call),
     CudaRaggedScaled(),
     TritonRaggedScaled(),
     XlaRaggedScaled(),
