@@ -354,10 +354,11 @@ def beyond_tma(few, B):
     return dict.fromkeys("MNK", 2**20 if B == 1 else 2**14) | {few: 8, "B": B}
 
 
+RAGGED = "ragged_(nn|nt|tn)"
 # What is wrong with the calls of one family: the targets that begin so, attributes or a change of a right case, and the message.
 FAULTS: list[tuple[str, Any, str]] = [
     *(("matmul|pieces|scaled|linear", {name: 0}, f"{name}=0.*want 1 or more") for name in "BMNK"),
-    *(("ragged", {name: 0}, f"{name}=0.*, want 1 or more") for name in "BPRMNKG"),
+    *((RAGGED, {name: 0}, f"{name}=0.*, want 1 or more") for name in "BPRMNKG"),
     ("matmul|linear", dict(M=132, N=132, K=132), "has 264 bytes, TMA wants a multiple of 16"),
     *(("matmul", {name: 2**31 - 8}, "2147483640") for name in "MN"),  # numbers of tiles are rounded up: in 32 bits that must not overflow
     *(("matmul", beyond_tma(few, B), "has 2.38 elements or more") for few in "NKM" for B in (1, 2**10)),
@@ -384,10 +385,10 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("pieces", dict(tile_n=64), "^pieces: .*no kernel has tile_m=128 tile_n=64 pieces=2 splits=1$"),
     ("pieces", factors("bfloat16", "float32"), "^pieces: .*bf16 times bf16 into fp32, want fp32 alone$"),
     ("pieces", dict(N=6), "^pieces: .*has 24 bytes, TMA wants a multiple of 16: pad N to 8$"),
-    *(("ragged", {name: 96}, "no kernel has") for name in ("tile_m", "tile_n", "tile_k", "cluster_n")),
-    ("ragged", dict(tile_m=0), "tile_m is 0, want 1 or more"),
+    *((RAGGED, {name: 96}, "no kernel has") for name in ("tile_m", "tile_n", "tile_k", "cluster_n")),
+    (RAGGED, dict(tile_m=0), "tile_m is 0, want 1 or more"),
     *(("ragged_(nn|nt)", attributes(tile_m=value), "visits has the shape") for value in (16, 2**62)),
-    ("ragged", factors("bfloat16", "float32"), "bf16 times bf16 into fp32, want one dtype, bf16 or fp16"),
+    (RAGGED, factors("bfloat16", "float32"), "bf16 times bf16 into fp32, want one dtype, bf16 or fp16"),
     *(("scaled", {name: 96}, "no kernel has") for name in ("tile_m", "tile_n", "tile_k", "cluster_m")),
     *(("scaled", parts(splits=value), f"splits is {value}, want 1 to 32") for value in (0, -1, 33, 2**40)),
     ("scaled", dtypes(a="bfloat16"), "bf16 times fp8e4nv into bf16, want fp8e4nv times fp8e4nv or fp8e5"),
