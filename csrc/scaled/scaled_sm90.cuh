@@ -338,12 +338,18 @@ struct ScaledProduct {
     Device device;
     if (Status s = Prepare(kName, cutlass::device_kernel<Kernel>, kSharedBytes, kBlocks, &device); !s.ok() || !stream) return s;
     const ScaledProblem& p = gemm.sizes;
-    typename Mainloop::StrideA a_strides = {p.K, cute::_1{}, p.M * p.K};
-    typename Mainloop::StrideB b_strides = {p.K, cute::_1{}, p.N * p.K};
+    const auto tensor = [&](const void* array, int64_t outer, int64_t matrices, auto strides) {
+      SetStrides(strides, p.K, outer * p.K);
+      return cute::make_tensor(static_cast<const uint8_t*>(array),
+                               cute::make_layout(cute::make_shape(int(outer), int(p.K), int(matrices)), strides));
+    };
     typename Kernel::Params params = {};
-    params.mainloop = Mainloop::to_underlying_arguments(
-        cute::make_shape(int(p.M), int(p.N), int(p.K), int(p.B)),
-        {static_cast<const ElementA*>(gemm.a), a_strides, static_cast<const ElementB*>(gemm.b), b_strides}, /*workspace=*/nullptr);
+    params.mainloop.tma_load_a =
+        cute::make_tma_copy_A_sm90(typename Mainloop::GmemTiledCopyA{}, tensor(gemm.a, p.M, p.B, typename Mainloop::StrideA{}),
+                                   typename Mainloop::SmemLayoutA{}(cute::_, cute::_, cute::_0{}), Tile{}, Cluster{});
+    params.mainloop.tma_load_b = cute::make_tma_copy_B_sm90(
+        typename Mainloop::GmemTiledCopyB{}, tensor(gemm.b, p.N, kRagged ? gemm.ragged.matrices : p.B, typename Mainloop::StrideB{}),
+        typename Mainloop::SmemLayoutB{}(cute::_, cute::_, cute::_0{}), Tile{}, Cluster{});
     params.left = gemm.left, params.right = gemm.right;
     params.d = gemm.d, params.f32_result = gemm.wide;
     params.m = p.M, params.n = p.N, params.k = p.K, params.batch = p.B;
@@ -355,11 +361,6 @@ struct ScaledProduct {
     params.steps_of_split = cute::ceil_div(params.steps, gemm.splits);
     if constexpr (kRagged) {
       params.ragged = gemm.ragged;
-      const auto of_b = cute::make_shape(int(p.M), int(p.N), int(p.K), gemm.ragged.matrices);
-      params.mainloop.tma_load_b =
-          Mainloop::to_underlying_arguments(
-              of_b, {static_cast<const ElementA*>(gemm.a), a_strides, static_cast<const ElementB*>(gemm.b), b_strides}, nullptr)
-              .tma_load_b;
       params.order = OrderTiles(p.B, gemm.ragged.count, cute::ceil_div(p.N, kTileN * kCluster), 8 / kCluster);
     } else {
       params.order = OrderTiles(p.B * gemm.splits, cute::ceil_div(p.M, kTileM * kCluster), cute::ceil_div(p.N, kTileN));
