@@ -97,6 +97,12 @@ SUBJECTS = [
         tolerance=0.05,
     ),
     *ours(
+        "ragged_scaled_dot",
+        "ragged_scaled_dot(x, w, sizes, lhs_scale=s, rhs_scale=t, preferred_element_type=x.dtype, out_sharding=out_sharding)",
+        *((8, 16), (4, 16, 8), _SIZES, (8, 8), (4, 4, 8)),
+        parameters="x, w, sizes, s, t",
+    ),
+    *ours(
         "quantized_matmul",
         "quantized_matmul(x, jaxext.quantization.Quantized(q, s), out_sharding=out_sharding)",
         *((8, 16), (16, 8, "int8"), (2, 8)),

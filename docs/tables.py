@@ -127,8 +127,7 @@ def refusals(page: str) -> str:
         groups.setdefault((row["call"], triton, cuda, f"`{row['unnamed']}`"), []).append(row["product"])
     lines = [[call, ", ".join(products), *outcome] for (call, *outcome), products in groups.items()]
     return _table(["call", "product", "`triton`", "`cuda`", "unnamed"], [], lines) + _below(
-        "For an H100, in the implementations' own words. *Unnamed* is what runs without a name and a measurement, with the compilers of "
-        "the [record](../status.md)."
+        "For an H100. *Unnamed*: what runs without a name if all kernels are [verified](../implementations.md#verified-kernels)."
     )
 
 
@@ -214,7 +213,7 @@ def speed(page: str) -> str:
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     return "\n".join(lines) + _below(
-        f"Time of the other over time of jaxext on a CPU, as geometric mean over sizes (least to largest). {_made(environment)}."
+        f"Time of the other over jaxext's on a CPU: geometric mean over sizes (least to largest). {_made(environment)}."
     )
 
 

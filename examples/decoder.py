@@ -221,7 +221,8 @@ def show_generation(params):
     _, by_steps = generate(params, text, LENGTH, 0.0)
     difference = float(jnp.abs(at_once - by_steps).max() / jnp.abs(at_once).max())
 
-    int8_layers = {name: quantize(params["layers"][name]) for name in "IGAO"}  # a scale for each column of each layer
+    small = "I", "G", "A", "O", "gate", "up", "down"  # each with a scale for each column, of each layer and expert
+    int8_layers = {name: quantize(params["layers"][name]) for name in small}
     quantised = params | {"layers": params["layers"] | int8_layers, "head": quantize(params["head"])}
     for name, weights in (("int8", quantised), ("float32", params)):
         chosen, _ = generate(weights, text, PROMPT, 0.0)  # compiles

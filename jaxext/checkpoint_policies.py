@@ -50,8 +50,10 @@ def seeing_products(policy: Callable) -> Callable:
             return policy(primitive, *avals, **params)
         static = params["static"]
         shown = dict(precision=static.precision, preferred_element_type=static.dtype, out_sharding=static.out_sharding)
-        if form.family.lax_params is not None:
-            return policy(form.family.lax_primitive, *avals[:3], **shown, **form.family.lax_params(open, static.ranks))
+        if form.family.lax_call is not None:
+            operands = dict(zip(form.operands(open), avals, strict=True))
+            names, params = form.family.lax_call(form, open, static.ranks)
+            return policy(form.family.lax_primitive, *(operands[name] for name in names), **shown, **params)
         if not form.window:
             lhs, rhs, result = (form.axes(slot, static.ranks) for slot in (*form.factors(open), open))
             shown["dimension_numbers"] = dimension_numbers(lhs, rhs, result)

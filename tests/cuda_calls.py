@@ -17,8 +17,10 @@ import simt_weight_only
 import test_causal_kernel
 import test_conv
 import test_cuda_gram
+import test_cuda_ragged_scaled
 import test_epilogues
 import test_ragged_kernel
+import test_ragged_scaled
 import test_scaled_dot
 from cases import random
 from cuda_cases import LONG, SHAPES, SLOTS, Case, causal, conv, matmul, numbers_of, pieces, ragged, scaled, weight_only
@@ -27,6 +29,8 @@ from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.fields import DTYPES
 from jaxext.kernels.ragged.problem import visits
 from jaxext.ops.ragged import cuda as cuda_ragged
+from jaxext.ops.ragged.cuda import RaggedConfig
+from jaxext.ops.ragged_scaled import cuda as cuda_ragged_scaled
 from jaxext.ops.scaled import cuda as cuda_scaled
 
 Arrays = dict[str, np.ndarray]
@@ -122,6 +126,21 @@ def ragged_call(row, sizes, rows, integers=True, offset=0, B=1, P=1, R=1, **colu
     places = np.stack([begin, end], -1) if row["role"] == "tn" else visits(np, begin, end, rows, row["tile_m"])
     check = check_of_sums(operands, lambda of: test_ragged_kernel.true(problem, of, begin, end), integers)
     return Call(ragged(row, **cuda_ragged.fields(problem)), operands | {"places": places}, check)
+
+
+def ragged_scaled_call(row, sizes, slots="wy", blocks=(1, 1), widths=(384, 256), result="bf16", integers=True, **more) -> Call:
+    """`sizes`: of groups; `blocks`, `widths`: of the sum, and of the columns of the result.  Rows of nobody, and their scales, are NaN."""
+    dtypes = DTYPES[row["second"]], DTYPES[row["operands"]], result
+    drawn = test_ragged_scaled.a_call("nt", slots, blocks, widths, dtypes, sizes=sizes, **more)
+    config = RaggedConfig(**{name: row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_n")})
+    of_triton = dataclasses.replace(drawn, config=config)
+    operands, problem = of_triton.operands(integers), test_cuda_ragged_scaled.for_cuda(drawn.problem)
+    (want,), scale = of_triton.results(operands), None if integers else of_triton.scales(operands)[0]
+    given = {name: jnp.asarray(operands[name]) for name in cuda_ragged_scaled.slots(problem)}
+    arrays = {name: np.asarray(x) for name, x in cuda_ragged_scaled.arrays(problem, given, row["tile_m"]).items()}
+    case = test_cuda_ragged_scaled.case(row, **cuda_ragged_scaled.fields(problem), result=LONG[result])
+    case = case.replacing({name: dict(shape=arrays[name].shape) for name in ("left", "right")})
+    return Call(case, arrays, lambda results: harness.check(results["d"].reshape(want.shape), want, scale))
 
 
 def scaled_call(problem, config, integers=True) -> Call:

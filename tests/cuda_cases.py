@@ -59,7 +59,7 @@ def shapes_of(target: str, attributes: Mapping[str, Any]) -> dict[str, tuple[int
             return operands | dict(first=x, sums=sums, d_initial_states=state)
         case family:
             shapes, result = importlib.import_module(f"test_cuda_{family}").shapes(a)
-    return shapes | {result: (a.splits, *shapes[result])} if a.splits > 1 else shapes
+    return shapes | {result: (a.splits, *shapes[result])} if getattr(a, "splits", 1) > 1 else shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def family(self) -> str:
-        return next((family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family)), "")
+        return max((family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family)), key=len, default="")
 
     @property
     def arrays(self) -> Arrays:

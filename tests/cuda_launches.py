@@ -39,7 +39,7 @@ SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes
 
 # What can be called, a row for each compiled kernel.
 ROWS = {family: _cuda_module.kernels(family) for family in _cuda_module.families()}
-MATMULS, SCALEDS, RAGGEDS, CONVS = (ROWS[family] for family in ("matmul", "scaled", "ragged", "conv"))
+MATMULS, SCALEDS, RAGGEDS, RAGGED_SCALEDS, CONVS = (ROWS[family] for family in ("matmul", "scaled", "ragged", "ragged_scaled", "conv"))
 GRAMS = ROWS[test_cuda_gram.SMALL.name]
 PIECES = [row | {"role": role} for row in _cuda_module.kernels("pieces") for role in ("nn", "nt", "tn")]
 DEPTHWISE = [

@@ -442,6 +442,19 @@ def spread(scale, shape):
     return scale
 
 
+def scales(draw, shapes, chance=65) -> dict[str, Operand]:
+    """A scale of random blocks for some of the sides."""
+    operands = {}
+    for side, shape in shapes.items():
+        if draw.chance(chance):
+            blocks = tuple(draw.choice([d for d in range(1, n + 1) if n % d == 0] or [0]) for n in shape)
+            dtype = draw.weighted({"float32": 4, "float8_e8m0fnu": 1, "bfloat16": 1, "float64": 1})
+            powers = dtype == "float8_e8m0fnu"
+            values = functools.partial(lambda blocks, rng: 2.0 ** rng.integers(-2, 3, blocks), blocks) if powers else None
+            operands[f"{side}_scale"] = Operand(shape=blocks, dtype=dtype, values=values, moves=not powers)
+    return operands
+
+
 def scaled_dot(draw) -> Call:
     front, m, k, n = tuple(size(draw) for _ in range(draw.choice([0, 0, 1]))), *(size(draw) for _ in range(3))
     shapes = {"lhs": (*front, m, k), "rhs": (*front, k, n)}
@@ -449,13 +462,7 @@ def scaled_dot(draw) -> Call:
     for side, shape in shapes.items():
         dtype = draw.weighted({"float8_e4m3fn": 3, "int8": 2, "bfloat16": 2, "float32": 3, "float64": 1})
         operands[side] = Operand(shape=shape, dtype=dtype, moves=np.dtype(dtype).itemsize > 1)
-    for side, shape in shapes.items():
-        if draw.chance(65):
-            blocks = tuple(draw.choice([d for d in range(1, n + 1) if n % d == 0] or [0]) for n in shape)
-            dtype = draw.weighted({"float32": 4, "float8_e8m0fnu": 1, "bfloat16": 1, "float64": 1})
-            powers = dtype == "float8_e8m0fnu"
-            values = functools.partial(lambda blocks, rng: 2.0 ** rng.integers(-2, 3, blocks), blocks) if powers else None
-            operands[f"{side}_scale"] = Operand(shape=blocks, dtype=dtype, values=values, moves=not powers)
+    operands |= scales(draw, shapes)
     said = {} if result is None else {"preferred_element_type": result}
 
     def truth(of):
@@ -464,6 +471,28 @@ def scaled_dot(draw) -> Call:
 
     made: dict[str, Any] = dict(op="scaled_dot", operands=operands, results=(result or "bfloat16",), said=said)
     return Call(run=by_name("scaled_dot", said), truth=truth, **made)
+
+
+def ragged_scaled_dot(draw) -> Call:
+    groups, rows, k, n = (size(draw) for _ in range(4))
+    turned, result = draw.chance(30), draw.choice(["float32", "bfloat16", "float64", None])
+    shapes = {"lhs": (rows, k), "rhs": (groups, n, k) if turned else (groups, k, n)}
+    operands = {}
+    for side, weights in (("lhs", {"float32": 4, "bfloat16": 2, "float16": 1}), ("rhs", {"float32": 1, "int8": 3, "int4": 2})):
+        dtype = draw.weighted({"float8_e4m3fn": 2, "int8": 1, "float64": 1} | weights)
+        operands[side] = Operand(shape=shapes[side], dtype=dtype, moves=np.dtype(dtype).itemsize > 1)
+    operands["group_sizes"] = group_sizes(draw, groups, rows)
+    operands |= scales(draw, shapes)
+    said = ({"transpose_rhs": True} if turned else {}) | ({} if result is None else {"preferred_element_type": result}) | keywords(draw)
+
+    def truth(of):
+        x, w = (of[side] * spread(of.get(f"{side}_scale", np.ones((1,) * len(shape))), shape) for side, shape in shapes.items())
+        return (of_groups(x, w.swapaxes(1, 2) if turned else w, of["group_sizes"])[0],)
+
+    lhs = operands["lhs"].dtype
+    result = result or (lhs if np.dtype(lhs).itemsize > 1 else "bfloat16")
+    made: dict[str, Any] = dict(op="ragged_scaled_dot", operands=operands, results=(result,), said=said)
+    return Call(run=by_name("ragged_scaled_dot", said, positional=3), truth=truth, **made)
 
 
 def in_8_bits(x, dtype):
@@ -704,5 +733,5 @@ def clipped_grad(draw) -> Call:
 OPERATIONS = {
     gram: 7, newton_schulz: 4, channelwise: 6, norm: 6, clipped_grad: 6, linear: 16, conv_bias_act: 10, ragged_dot: 14,
     ragged_contraction: 6, ragged_linear: 14, moe: 12, causal_conv1d: 14, causal_conv1d_update: 8, scaled_dot: 10, fp8_matmul: 7,
-    quantized_matmul: 8,
+    quantized_matmul: 8, ragged_scaled_dot: 12,
 }  # fmt: skip

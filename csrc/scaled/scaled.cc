@@ -23,8 +23,11 @@ Reason CheckBlocks(const std::string& axis, int64_t size, int64_t blocks) {
   return axis + " of " + std::to_string(size) + " in " + std::to_string(blocks) + " blocks, want a number that divides it";
 }
 
-// The reason if no kernel supports the problem, whatever the tile.
-Reason CheckProblem(const ScaledProblem& p, const std::string& result) {
+bool Empty(const ScaledProblem& p) { return Product({p.B, p.M, p.N, p.K}) == 0; }
+
+}  // namespace
+
+Reason CheckScaledSizes(const ScaledProblem& p, const std::string& result) {
   if (Reason reason = CheckSizes({p.B, p.M, p.N, p.K})) return reason;
   if (p.K % 16 != 0) return std::to_string(p.K) + " elements are contracted, TMA wants a multiple of 16";
   if (const int64_t bytes = p.N * (result == "fp32" ? 4 : 2); bytes % 16 != 0) {
@@ -45,9 +48,13 @@ Reason CheckProblem(const ScaledProblem& p, const std::string& result) {
   return {};
 }
 
-bool Empty(const ScaledProblem& p) { return Product({p.B, p.M, p.N, p.K}) == 0; }
-
-}  // namespace
+Reason CheckScaledArrays(const ScaledProblem& p, const void* a, const void* b, const Scale& right, const void* d) {
+  if (Reason reason = CheckAligned({a, b, right.data, d})) return reason;
+  if (p.J == p.N && (right.outer != 1 || right.step % 4 != 0 || right.batch % 4 != 0)) {
+    return "the scales of columns are " + std::to_string(right.outer) + " apart, want them beside each other";
+  }
+  return {};
+}
 
 const std::vector<ScaledKernel>& ScaledKernels() {
   static const auto* const kernels = new std::vector<ScaledKernel>(Joined({ScaledE4M3(), ScaledE5M2()}));
@@ -64,7 +71,7 @@ Reason ScaledRefuses(const ScaledProblem& p, const Dtypes& dtypes, std::optional
   }
   const bool negative = std::min({p.B, p.M, p.N, p.K}) < 0;
   if (!negative && Empty(p)) return {};
-  if (Reason reason = CheckProblem(p, dtypes.result)) return reason;
+  if (Reason reason = CheckScaledSizes(p, dtypes.result)) return reason;
   for (const ScaledKernel& kernel : kernels) {
     if (computes(kernel) && Tiles(p, kernel.config, 1) <= kMostOfAxis) return {};
   }
@@ -80,10 +87,7 @@ Status LaunchScaled(const ScaledProblem& p, const ScaledConfig& config, Dtype fi
   if (Reason reason = CheckSplits(config.splits)) return Invalid("scaled: " + *reason);
   if (config.splits > 1 && result != Dtype::kF32) return Invalid("scaled: parts are " + std::string(Name(result)) + ", want float32");
   if (Tiles(p, config, config.splits) > kMostOfAxis) return Invalid("scaled: " + Text(p) + " make 2^31 tiles or more, want fewer");
-  if (Reason reason = CheckAligned({a, b, right.data, d})) return Invalid("scaled: " + *reason);
-  if (p.J == p.N && (right.outer != 1 || right.step % 4 != 0 || right.batch % 4 != 0)) {
-    return Invalid("scaled: the scales of columns are " + std::to_string(right.outer) + " apart, want them beside each other");
-  }
+  if (Reason reason = CheckScaledArrays(p, a, b, right, d)) return Invalid("scaled: " + *reason);
   return kernel->launch({p, config.splits, a, b, left, right, d, result == Dtype::kF32}, stream);
 }
 

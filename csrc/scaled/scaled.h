@@ -31,6 +31,14 @@ struct Scale {
   int64_t batch, outer, step;
 };
 
+// The groups of rows of a ragged product (ragged_scaled.h), in which each has a matrix b, and scales of its columns.
+struct RaggedRows {
+  const int32_t* visits;               // [.., count, 5]: see kernels/ragged/problem.py
+  int count;                           // of the visits of a matrix a
+  int matrices, groups;                // b, in all and of a matrix a
+  int sharing_ranges, sharing_groups;  // neighbouring matrices a with the same visits, and with the same matrices b
+};
+
 struct ScaledGemm {
   ScaledProblem sizes;
   int64_t splits;
@@ -39,6 +47,7 @@ struct ScaledGemm {
   Scale left, right;
   void* d;
   bool wide;  // d is float32, else bfloat16
+  RaggedRows ragged = {};
 };
 
 struct ScaledKernel {
@@ -58,6 +67,14 @@ Reason ScaledRefuses(const ScaledProblem& problem, const Dtypes& dtypes, std::op
 // d, or its partial sums.  A scale of columns that have one each has them beside each other.
 Status LaunchScaled(const ScaledProblem& problem, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a,
                     const void* b, const Scale& left, const Scale& right, void* d, LaunchStream stream);
+
+// What ragged products of scaled numbers share: the reason if rows, scales or elements are not as the kernels want them, whatever the tile;
+// and if arrays are not.
+Reason CheckScaledSizes(const ScaledProblem& problem, const std::string& result);
+Reason CheckScaledArrays(const ScaledProblem& problem, const void* a, const void* b, const Scale& right, const void* d);
+
+// The next operand, a scale of shape (batch, outer, steps), or (batch, steps, outer).  An axis may have one element for all.
+Scale TakeScale(Arrays& arrays, const char* name, int64_t batch, int64_t outer, int64_t steps, bool steps_last);
 
 // The compile units' parts of the table.
 std::vector<ScaledKernel> ScaledE4M3();

@@ -7,6 +7,9 @@
 // along the sum, the result is scaled at the end.  A thread has no registers for both sums of a wide tile, so that it multiplies 128
 // columns at a time, and the two warp groups take turns at the tensor cores.  Blocks are persistent.  Neighbouring blocks of a cluster
 // have the same columns and load them once.
+//
+// A ragged product has a matrix B for each group of rows.  A tile of it is a *visit*: of rows, for one of the groups in them.  The product
+// of all rows of the tile is computed, and those of the group are stored.  Blocks of a cluster have the same rows.
 #pragma once
 
 #include "common/collective_sm90.cuh"  // first
@@ -17,8 +20,9 @@
 
 namespace jaxext::sm90 {
 
-template <class ElementA, class ElementB, int kTileM, int kTileN, int kClusterM, int kStages, int kBlocks>
+template <class ElementA, class ElementB, int kTileM, int kTileN, int kCluster, int kStages, int kBlocks, bool kRagged = false>
 struct ScaledProduct {
+  static constexpr const char* kName = kRagged ? "ragged_scaled" : "scaled";
   static constexpr int kTileK = kScaledStep;
   static constexpr int kMmaN = 128;                // columns that a warp group multiplies at once
   static constexpr int kAccumulators = kMmaN / 2;  // of a thread
@@ -28,7 +32,8 @@ struct ScaledProduct {
   static constexpr int kLoad = 40, kMultiply = kWarpGroups == 2 ? 232 : 208;  // registers of their threads
 
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
-  using Cluster = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
+  using Cluster = cute::conditional_t<kRagged, cute::Shape<cute::_1, cute::Int<kCluster>, cute::_1>,
+                                      cute::Shape<cute::Int<kCluster>, cute::_1, cute::_1>>;
   // "FastAccum" is a collective that leaves sums where they are; only its loads are taken.
   using Schedule = cute::conditional_t<kWarpGroups == 2, cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum,
                                        cutlass::gemm::KernelTmaWarpSpecializedFP8FastAccum>;
@@ -41,6 +46,12 @@ struct ScaledProduct {
       cute::GMMA::ss_op_selector<ElementA, ElementB, float, MmaTile, cute::GMMA::Major::K, cute::GMMA::Major::K>(),
       cute::Layout<cute::Shape<cute::Int<kWarpGroups>, cute::_1, cute::_1>>{}));
   using Sums = decltype(cute::make_tensor<float>(cute::Shape<cute::Int<kAccumulators>, cute::Int<kMmaTiles>>{}));
+
+  // The matrix B of a visit; its rows that are sums, and those that are written, with zeros besides.
+  struct Visit : TileOrigin {
+    int b, first, last, low, high;
+  };
+  using Work = cute::conditional_t<kRagged, Visit, TileOrigin>;
 
   // Of each warp: rows of the result, and the scales of columns that have one each.
   struct Scratch {
@@ -60,8 +71,9 @@ struct ScaledProduct {
       int rows_of_scale, mma_tiles_of_scale;  // of a scale; no tiles: each column has one
       int steps_of_scale;                     // 0: the scales do not change along the sum
       int steps, steps_of_split, splits;
-      TileOrder order;  // of clusters, in parts
+      TileOrder order;  // of clusters, in parts; of a ragged product the rows are visits
       bool f32_result;
+      cute::conditional_t<kRagged, RaggedRows, cute::tuple<>> ragged;
     };
 
     struct alignas(1024) SharedStorage {
@@ -70,16 +82,53 @@ struct ScaledProduct {
       typename Mainloop::PipelineStorage pipeline;
     };
 
-    static CUTLASS_DEVICE TileOrigin TileOf(const Params& params, int index) {
+    static CUTLASS_DEVICE int FirstTile() { return kRagged ? blockIdx.x : blockIdx.y; }
+    static CUTLASS_DEVICE int Clusters() { return kRagged ? gridDim.x : gridDim.y; }
+
+    static CUTLASS_DEVICE Work TileOf(const Params& params, int index) {
       const auto cluster = params.order[index];
-      const int row = cluster.row() * kClusterM + int(cute::block_rank_in_cluster());
-      return {cluster.matrix % params.batch, cluster.matrix / params.batch, row * kTileM, cluster.column() * kTileN};
+      if constexpr (kRagged) {
+        const RaggedRows& ragged = params.ragged;
+        const int32_t* visit = ragged.visits + (int64_t(cluster.matrix / ragged.sharing_ranges) * ragged.count + cluster.row()) * 5;
+        Visit tile;
+        tile.batch = cluster.matrix, tile.split = 0;
+        tile.row = visit[3] / kTileM * kTileM, tile.column = (cluster.column() * kCluster + int(cute::block_rank_in_cluster())) * kTileN;
+        tile.b = cluster.matrix / ragged.sharing_groups * ragged.groups + cute::max(visit[0], 0);  // rows may have no group
+        tile.first = visit[1], tile.last = visit[2], tile.low = visit[3], tile.high = visit[4];
+        return tile;
+      } else {
+        const int row = cluster.row() * kCluster + int(cute::block_rank_in_cluster());
+        return {cluster.matrix % params.batch, cluster.matrix / params.batch, row * kTileM, cluster.column() * kTileN};
+      }
     }
 
-    static CUTLASS_DEVICE int FirstStep(const Params& params, const TileOrigin& tile) { return tile.split * params.steps_of_split; }
+    static CUTLASS_DEVICE int MatricesB(const Params& params) {
+      if constexpr (kRagged) return params.ragged.matrices;
+      return params.batch;
+    }
 
-    static CUTLASS_DEVICE int StepsOf(const Params& params, const TileOrigin& tile) {
+    static CUTLASS_DEVICE int MatrixB(const Work& tile) {
+      if constexpr (kRagged) return tile.b;
+      return tile.batch;
+    }
+
+    static CUTLASS_DEVICE int FirstStep(const Params& params, const Work& tile) { return tile.split * params.steps_of_split; }
+
+    static CUTLASS_DEVICE int StepsOf(const Params& params, const Work& tile) {
+      if constexpr (kRagged) {
+        if (tile.first >= tile.last) return 0;
+      }
       return cute::max(0, cute::min(params.steps_of_split, params.steps - FirstStep(params, tile)));
+    }
+
+    // Whether a row of the result is a sum, or zero, and whether it is written.
+    static CUTLASS_DEVICE bool IsSum(const Work& tile, int row) {
+      if constexpr (kRagged) return tile.first <= row && row < tile.last;
+      return true;
+    }
+    static CUTLASS_DEVICE bool IsWritten(const Params& params, const Work& tile, int row) {
+      if constexpr (kRagged) return tile.low <= row && row < tile.high;
+      return row < params.m;
     }
 
     CUTLASS_DEVICE void operator()(const Params& params, char* shared) {
@@ -104,14 +153,17 @@ struct ScaledProduct {
       Mainloop mainloop;
       auto state = cutlass::make_producer_start_state<Pipeline>();
       const auto a = params.mainloop.tma_load_a.get_tma_tensor(cute::make_shape(params.m, params.k, params.batch));
-      const auto b = params.mainloop.tma_load_b.get_tma_tensor(cute::make_shape(params.n, params.k, params.batch));
+      const auto b = params.mainloop.tma_load_b.get_tma_tensor(cute::make_shape(params.n, params.k, MatricesB(params)));
       const auto tiles = cute::make_coord(cute::_, cute::_, cute::_);
-      for (int index = blockIdx.y; index < params.order.tiles; index += gridDim.y) {
-        const TileOrigin tile = TileOf(params, index);
+      for (int index = FirstTile(); index < params.order.tiles; index += Clusters()) {
+        const Work tile = TileOf(params, index);
         const int steps = StepsOf(params, tile);
-        const auto begin = cute::make_coord(0, FirstStep(params, tile) * kTileK, tile.batch);
-        const auto of_a = cute::local_tile(cute::domain_offset(begin, a), Tile{}, tiles, cute::Step<cute::_1, X, cute::_1>{});
-        const auto of_b = cute::local_tile(cute::domain_offset(begin, b), Tile{}, tiles, cute::Step<X, cute::_1, cute::_1>{});
+        if (kRagged && steps == 0) continue;
+        const int depth = FirstStep(params, tile) * kTileK;
+        const auto of_a = cute::local_tile(cute::domain_offset(cute::make_coord(0, depth, tile.batch), a), Tile{}, tiles,
+                                           cute::Step<cute::_1, X, cute::_1>{});
+        const auto of_b = cute::local_tile(cute::domain_offset(cute::make_coord(0, depth, MatrixB(tile)), b), Tile{}, tiles,
+                                           cute::Step<X, cute::_1, cute::_1>{});
         mainloop.load(params.mainloop, pipeline, state, cute::make_tuple(of_a, of_b),
                       cute::make_coord(tile.row / kTileM, tile.column / kTileN, cute::_, 0), cute::make_coord_iterator(steps), steps,
                       threadIdx.x, cute::block_rank_in_cluster(), storage.tensors);
@@ -126,13 +178,13 @@ struct ScaledProduct {
       const float* columns;
       int column;  // where the tile begins
 
-      CUTLASS_DEVICE Scales(const Params& params, const TileOrigin& tile, int thread) : column(tile.column) {
+      CUTLASS_DEVICE Scales(const Params& params, const Work& tile, int thread) : column(tile.column) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 2; ++i) {
           const int row = cute::min(tile.row + thread / 32 * 16 + thread % 32 / 4 + i * 8, params.m - 1);
           rows[i] = params.left.data + tile.batch * params.left.batch + row / params.rows_of_scale * params.left.outer;
         }
-        columns = params.right.data + tile.batch * params.right.batch;
+        columns = params.right.data + MatrixB(tile) * params.right.batch;
       }
 
       CUTLASS_DEVICE float Row(const Params& params, int i, int block) const { return __ldg(rows[i] + block * params.left.step); }
@@ -165,8 +217,8 @@ struct ScaledProduct {
       const bool scales_in_sum = kScalesByColumn || params.steps_of_scale > 0;
 
       typename Mainloop::PipelineState state;
-      for (int index = blockIdx.y; index < params.order.tiles; index += gridDim.y) {
-        const TileOrigin tile = TileOf(params, index);
+      for (int index = FirstTile(); index < params.order.tiles; index += Clusters()) {
+        const Work tile = TileOf(params, index);
         const Scales scales(params, tile, thread);
         const int first = FirstStep(params, tile), last = first + StepsOf(params, tile);
         cute::clear(sums);
@@ -251,7 +303,7 @@ struct ScaledProduct {
 
     // Through shared memory, so that a warp stores whole lines of 128 bytes.
     template <class Result>
-    static CUTLASS_DEVICE void Store(const Params& params, Scratch& scratch, const Sums& sums, const TileOrigin& tile, int thread) {
+    static CUTLASS_DEVICE void Store(const Params& params, Scratch& scratch, const Sums& sums, const Work& tile, int thread) {
       constexpr int kLine = 128 / sizeof(Result), kVector = 16 / sizeof(Result);  // columns of a line, and of 16 bytes
       const int lane = thread % 32, first_row = tile.row + thread / 32 * 16;
       Result* const out = static_cast<Result*>(params.d) + (int64_t(tile.split) * params.batch + tile.batch) * params.m * params.n;
@@ -261,15 +313,16 @@ struct ScaledProduct {
       for (int line = 0; line < kTileN / kLine; ++line) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kLine / 4; ++i) {
-          const int at = line * kLine / 2 + i * 2;
-          *reinterpret_cast<cutlass::Array<Result, 2>*>(rows[i % 2 * 8 + lane / 4] + (i / 2 * 8 + lane % 4 * 2) * sizeof(Result)) =
-              convert({sums(at), sums(at + 1)});
+          const int at = line * kLine / 2 + i * 2, down = i % 2 * 8 + lane / 4;
+          const bool exists = IsSum(tile, first_row + down);
+          *reinterpret_cast<cutlass::Array<Result, 2>*>(rows[down] + (i / 2 * 8 + lane % 4 * 2) * sizeof(Result)) =
+              convert({exists ? sums(at) : 0.f, exists ? sums(at + 1) : 0.f});
         }
         __syncwarp();
         CUTLASS_PRAGMA_UNROLL
         for (int down = lane / 8; down < 16; down += 4) {
           const int row = first_row + down, column = tile.column + line * kLine + lane % 8 * kVector;
-          if (row < params.m && column < params.n) {
+          if (IsWritten(params, tile, row) && column < params.n) {
             *reinterpret_cast<uint4*>(out + int64_t(row) * params.n + column) = *reinterpret_cast<const uint4*>(rows[down] + lane % 8 * 16);
           }
         }
@@ -283,7 +336,7 @@ struct ScaledProduct {
 
   static Status Run(const ScaledGemm& gemm, LaunchStream stream) {
     Device device;
-    if (Status s = Prepare("scaled", cutlass::device_kernel<Kernel>, kSharedBytes, kBlocks, &device); !s.ok() || !stream) return s;
+    if (Status s = Prepare(kName, cutlass::device_kernel<Kernel>, kSharedBytes, kBlocks, &device); !s.ok() || !stream) return s;
     const ScaledProblem& p = gemm.sizes;
     typename Mainloop::StrideA a_strides = {p.K, cute::_1{}, p.M * p.K};
     typename Mainloop::StrideB b_strides = {p.K, cute::_1{}, p.N * p.K};
@@ -300,14 +353,24 @@ struct ScaledProduct {
     params.splits = gemm.splits;
     params.steps = cute::ceil_div(p.K, kTileK);
     params.steps_of_split = cute::ceil_div(params.steps, gemm.splits);
-    params.order = OrderTiles(p.B * gemm.splits, cute::ceil_div(p.M, kTileM * kClusterM), cute::ceil_div(p.N, kTileN));
-    const int clusters = std::min(params.order.tiles, device.multiprocessors * kBlocks / kClusterM);
-    return Launch("scaled", cutlass::device_kernel<Kernel>, params, dim3(kClusterM, clusters, 1), dim3(Kernel::MaxThreadsPerBlock, 1, 1),
-                  dim3(kClusterM, 1, 1), kSharedBytes, *stream);
+    if constexpr (kRagged) {
+      params.ragged = gemm.ragged;
+      const auto of_b = cute::make_shape(int(p.M), int(p.N), int(p.K), gemm.ragged.matrices);
+      params.mainloop.tma_load_b =
+          Mainloop::to_underlying_arguments(
+              of_b, {static_cast<const ElementA*>(gemm.a), a_strides, static_cast<const ElementB*>(gemm.b), b_strides}, nullptr)
+              .tma_load_b;
+      params.order = OrderTiles(p.B, gemm.ragged.count, cute::ceil_div(p.N, kTileN * kCluster), 8 / kCluster);
+    } else {
+      params.order = OrderTiles(p.B * gemm.splits, cute::ceil_div(p.M, kTileM * kCluster), cute::ceil_div(p.N, kTileN));
+    }
+    const int clusters = std::min(params.order.tiles, device.multiprocessors * kBlocks / kCluster);
+    return Launch(kName, cutlass::device_kernel<Kernel>, params, kRagged ? dim3(clusters, kCluster, 1) : dim3(kCluster, clusters, 1),
+                  dim3(Kernel::MaxThreadsPerBlock, 1, 1), kRagged ? dim3(1, kCluster, 1) : dim3(kCluster, 1, 1), kSharedBytes, *stream);
   }
 
   static ScaledKernel Entry(Dtype first, Dtype second) {
-    return {first, second, {kTileM, kTileN, kTileK, kClusterM, 1}, kStages, kSharedBytes, &Run};
+    return {first, second, {kTileM, kTileN, kTileK, kCluster, 1}, kStages, kSharedBytes, &Run};
   }
 };
 

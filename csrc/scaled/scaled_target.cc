@@ -4,9 +4,7 @@
 #include "common/refusals.h"
 
 namespace jaxext {
-namespace {
 
-// A scale of shape (batch, outer, steps), or (batch, steps, outer).  An axis may have one element for all.
 Scale TakeScale(Arrays& arrays, const char* name, int64_t batch, int64_t outer, int64_t steps, bool steps_last) {
   std::vector<int64_t> shape = {batch, steps_last ? outer : steps, steps_last ? steps : outer};
   const Buffer* next = arrays.PeekOperand();
@@ -20,6 +18,8 @@ Scale TakeScale(Arrays& arrays, const char* name, int64_t batch, int64_t outer, 
   return {static_cast<const float*>(scale.data), stride(0, Product({shape[1], shape[2]})), steps_last ? of_second : of_third,
           steps_last ? of_third : of_second};
 }
+
+namespace {
 
 Status Launch(Arrays& arrays, const ScaledProblem& p, const ScaledConfig& config, LaunchStream stream) {
   const Array a = arrays.Operand("a", {p.B, p.M, p.K}), b = arrays.Operand("b", {p.B, p.N, p.K});

@@ -110,8 +110,8 @@ class Case:
 
     @property
     def truth(self) -> Callable:
-        # jaxext refuses weights in float64, which are no quantised numbers
-        library = "lax" if self.operation == "quantized_matmul" else "xla"
+        # jaxext refuses quantised numbers in float64
+        library = "lax" if self.operation in ("quantized_matmul", "ragged_scaled_dot") else "xla"
         return self.function(functools.partial(_operation(library, self.operation), **self.static))
 
 

@@ -78,7 +78,7 @@ def _is_of(row: dict, family: str, role: str, dtypes: str) -> bool:
 
 def _family(kernel: str) -> str:
     """The family of a kernel by its name in `describe`."""
-    families = ("wide_weight_only", "weight_only", "depthwise_mma")
+    families = ("wide_weight_only", "weight_only", "depthwise_mma", "ragged_scaled")
     return next((family for family in families if kernel.startswith(family)), re.sub(r"\dd$", "", kernel.partition("_")[0]))
 
 

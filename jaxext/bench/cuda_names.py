@@ -55,13 +55,13 @@ def describe(name: str) -> dict:
             **{"tile_m": m, "tile_n": n, "cluster_n": cluster},
         }
     if template == "ScaledProduct":
-        m, n, cluster = map(int, arguments[2:5])
+        (m, n, cluster), ragged = map(int, arguments[2:5]), arguments[-1] == "true"
         return {
-            "kernel": "scaled",
+            "kernel": "ragged_scaled" if ragged else "scaled",
             "operands": ELEMENTS[arguments[0]],
             "second": ELEMENTS[arguments[1]],
             "config": f"{m}x{n}, cluster {cluster}",
-            **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
+            **{"tile_m": m, "tile_n": n, "cluster_n" if ragged else "cluster_m": cluster},
         }
     if template == "GramProduct":
         m, n = map(int, arguments[1:3])
@@ -149,6 +149,7 @@ _FIELDS = {
     "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
     "ragged": ("cluster_n",),
     "scaled": ("cluster_m", "second"),
+    "ragged_scaled": ("cluster_n", "second"),
     "gram": ("cluster_m",),
     "wide": ("bits",),
     "pieces": ("pieces",),

@@ -7,7 +7,7 @@ their labels.  Dispatch, `explain`, `tune`, benchmarks and checkpoint policies l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax.extend.core import Primitive
@@ -36,8 +36,8 @@ class Family:
       read: computes an equation of `lax_primitive` as a product of the family, from its operands, its parameters, the dtype of its result
         and the name of an implementation.  None if equations of `lax_primitive` are not replaced.
       bind: computes a call of `replaced` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
-      lax_params: `lax_params(open, ranks)` gives the parameters of `lax_primitive` that tell which axes are what.  None:
-        `dimension_numbers`, by the labels.
+      lax_call: `lax_call(form, open, ranks)` gives the names of the operands of `lax_primitive`, and its parameters that tell which axes
+        are what.  None: the factors, and `dimension_numbers`, by the labels.
       names: a pattern of the names of its forms, reserved for them.
       weights: the slot that all rows of a result share.  None: there is none, so `use_invariant` refuses the family.
       axis_names: slot -> label -> the letter in `explain`, if it differs from the label.
@@ -51,7 +51,7 @@ class Family:
     namesake: Primitive | None = None
     read: Callable[..., jax.Array] | None = None
     bind: Callable[..., jax.Array] | None = None
-    lax_params: Callable[..., Mapping] | None = None
+    lax_call: Callable[..., tuple[Sequence[str], Mapping]] | None = None
     weights: str | None = None
     axis_names: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     groups: str = ""

@@ -24,10 +24,12 @@ from jaxext._messages import format_value
 from jaxext.core import activation as _activation
 from jaxext.core import partition
 from jaxext.core.checks import checked, given, refuse_kinds, refuse_shape
-from jaxext.core.epilogue import accumulated
+from jaxext.core.epilogue import accumulated, applied
 from jaxext.lax.dispatch import compiled, named
 from jaxext.mixture.routed_rows import combine, dispatch
 from jaxext.ops.ragged import form, ragged_gated_linear_unit, ragged_linear
+from jaxext.ops.ragged_scaled import ragged_scaled_dot
+from jaxext.ops.scaled.form import refuse_blocks, refuse_dtype
 
 __all__ = ["moe"]
 
@@ -41,9 +43,9 @@ def moe(
     x: ArrayLike,
     indices: ArrayLike,
     weights: ArrayLike,
-    w_gate: ArrayLike | None,
-    w_up: ArrayLike,
-    w_down: ArrayLike,
+    w_gate: Any,
+    w_up: Any,
+    w_down: Any,
     *,
     activation: str | Callable[[jax.Array], jax.Array] | None = "silu",
     capacity: int | None = None,
@@ -59,9 +61,9 @@ def moe(
     x: ArrayLike,
     indices: ArrayLike,
     weights: ArrayLike,
-    w_gate: ArrayLike | None,
-    w_up: ArrayLike,
-    w_down: ArrayLike,
+    w_gate: Any,
+    w_up: Any,
+    w_down: Any,
     *,
     activation: str | Callable[[jax.Array], jax.Array] | None = "silu",
     capacity: int | None = None,
@@ -89,7 +91,8 @@ def moe(
       weights: shape (..., k): their weights.
       w_gate: shape (E, D, F).  None: no gate, so activation(x w_up[e]) w_down[e], or the gate is in w_up.
       w_up: shape (E, D, F), or (E, D, 2, F) with the gate first, as for `ragged_gated_linear_unit`, whose kernel computes both at once.
-      w_down: shape (E, F, D).
+      w_down: shape (E, F, D).  Each of the three may be a `Quantized` of this shape, such as `quantization.quantize(w_down)`, without a
+        zero point: its product is a `ragged_scaled_dot`.
       activation: as in `linear`.
       capacity: how many choices an expert takes at most: the first ones, in the order of the rows, and of j within a row.  Others
         contribute zero.  None drops nothing.
@@ -103,7 +106,8 @@ def moe(
       implementation: as in `ragged_linear`.
 
     Returns:
-      the shape of x, of the dtype that x and the matrices have together.  The sum over j is taken in float32 for 16 bits.
+      the shape of x, of the dtype that x and the matrices that are not quantised have together.  The sum over j is taken in float32 for
+      16 bits.
 
     Examples:
       >>> x, w = jnp.ones((3, 2)), jnp.stack([jnp.eye(2), 2 * jnp.eye(2)])
@@ -120,7 +124,9 @@ def moe(
       NameError: no `shard_map` or `pmap` around the call binds the axis.
       NotImplementedError: the named implementation does not support the call.
     """
-    arrays = checked("moe", {"x": x, "indices": indices, "weights": weights} | given(w_gate=w_gate) | {"w_up": w_up, "w_down": w_down})
+    arrays = checked("moe", {"x": x, "indices": indices, "weights": weights})
+    for argument, w in (given(w_gate=w_gate) | {"w_up": w_up, "w_down": w_down}).items():
+        arrays |= checked("moe", _parts(argument, w))
     _refuse(arrays, capacity)
     name, function = _activation.named("moe", activation)
     n = 1
@@ -138,11 +144,27 @@ def moe(
     return results if return_dropped else results[0]
 
 
+def _parts(argument: str, w: Any) -> dict[str, Any]:
+    """A matrix, or the numbers and the scales of a quantised one, by name."""
+    if not (hasattr(w, "qvalue") and hasattr(w, "scale")):
+        return {argument: w}
+    if getattr(w, "zero_point", None) is not None:
+        raise TypeError(f"moe: {argument} has a zero_point, want None: numbers quantised with symmetric=True")
+    return {argument: w.qvalue, _scale_of(argument): w.scale}
+
+
+def _scale_of(argument: str) -> str:
+    return f"{argument}.scale"
+
+
 def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
     """Raise for arguments that do not fit each other."""
     x, indices, up = arrays["x"], arrays["indices"], arrays["w_up"]
     for argument, of in arrays.items():
-        if argument not in ("indices", "weights") and not jnp.issubdtype(of.dtype, jnp.floating):
+        if (scale := _scale_of(argument)) in arrays:
+            refuse_dtype("moe", f"{argument}.qvalue", of.dtype, integers=True)
+            refuse_blocks("moe", scale, arrays[scale].shape, f"{argument}.qvalue", of.shape)
+        elif argument not in ("indices", "weights") and not jnp.issubdtype(of.dtype, jnp.floating):
             raise TypeError(f"moe: {argument} is {of.dtype}, want floating-point numbers")
     if x.ndim == 0:
         raise TypeError("moe: x has the shape (), want (..., D)")
@@ -153,15 +175,16 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
         )
     refuse_shape("moe", "weights", arrays["weights"], indices.shape, "an element for each of the indices")
     refuse_kinds("moe", {"weights": arrays["weights"]}, x.dtype)
-    beside = "w_gate" not in arrays and up.ndim == 4
+    may_be_beside = "w_gate" not in arrays and _scale_of("w_up") not in arrays
+    beside = may_be_beside and up.ndim == 4
     if up.ndim != (4 if beside else 3) or up.shape[1] != x.shape[-1] or beside and up.shape[2] != 2:
         width = x.shape[-1]
-        wanted = f"(E, {width}, F)" + ("" if "w_gate" in arrays else f", or (E, {width}, 2, F): gate and up")
+        wanted = f"(E, {width}, F)" + (f", or (E, {width}, 2, F): gate and up" if may_be_beside else "")
         raise TypeError(f"moe: w_up has the shape {up.shape}, want {wanted}, since x has the shape {x.shape}")
     if "w_gate" in arrays:
         refuse_shape("moe", "w_gate", arrays["w_gate"], up.shape, "that of w_up")
     down = arrays["w_down"]
-    if "w_gate" not in arrays and up.ndim == down.ndim == 3 and up.shape[2] == 2 * down.shape[1] > 0:
+    if may_be_beside and up.ndim == down.ndim == 3 and up.shape[2] == 2 * down.shape[1] > 0:
         wanted = f"(E, {up.shape[1]}, 2, F) for gate and up: w_up.reshape({up.shape[0]}, {up.shape[1]}, 2, {down.shape[1]})"
         raise TypeError(f"moe: w_up has the shape {up.shape}, w_down {down.shape}, want {wanted}")
     refuse_shape("moe", "w_down", down, (up.shape[0], up.shape[-1], x.shape[-1]), "(E, F, D)")
@@ -174,27 +197,28 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
 def _sharded_layer(arguments, capacity, axis_name, n, activation, *given, **static) -> tuple[jax.Array, jax.Array]:
     """The layer on any mesh.  On an explicit one XLA's partitioner places the rows: sorted by expert they have no sharding in types."""
     arrays = dict(zip(arguments, given, strict=True))
-    layer = functools.partial(_layer, capacity=capacity, axis_name=axis_name, n=n, activation=activation, **static)
+    layer = functools.partial(_layer, capacity=capacity, axis_name=axis_name, n=n, fused=dict(activation=activation, **static))
     shardings = {argument: partition.explicit(jax.typeof(of)) for argument, of in arrays.items()}
     mesh: Any = next((of.mesh for of in shardings.values() if of is not None), jax.sharding.get_abstract_mesh())
     if AxisType.Explicit not in mesh.axis_types:
-        return layer(**arrays)
+        return layer(arrays)
     result_shardings = [NamedSharding(mesh, P()) if (of := shardings[argument]) is None else of for argument in ("x", "indices")]
     axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit)
     with jax.sharding.use_abstract_mesh(mesh):
-        automatic: Any = jax.sharding.auto_axes(lambda arrays: layer(**arrays), axes=axes, out_sharding=tuple(result_shardings))
+        automatic: Any = jax.sharding.auto_axes(layer, axes=axes, out_sharding=tuple(result_shardings))
         return automatic(arrays)
 
 
-def _layer(x, indices, weights, w_up, w_down, w_gate=None, *, capacity, axis_name, n, **fused) -> tuple[jax.Array, jax.Array]:
+def _layer(arrays: dict[str, jax.Array], *, capacity, axis_name, n, fused) -> tuple[jax.Array, jax.Array]:
     """Return y, and the choices that contribute nothing."""
-    experts, k = n * w_down.shape[0], indices.shape[-1]
+    x, indices, weights = arrays["x"], arrays["indices"], arrays["weights"]
+    experts, k = n * arrays["w_down"].shape[0], indices.shape[-1]
     chosen = _expert_ids(indices.reshape(-1), experts)
     if capacity is not None:
         chosen = _within_capacity(chosen, experts, capacity)
     dropped = (chosen == experts).reshape(indices.shape)
-    matrices = {"up": w_up, "down": w_down} | given(gate=w_gate)
-    dtype = jnp.result_type(x, *matrices.values())
+    matrices = {argument: _matrix(arrays, argument) for argument in ("w_gate", "w_up", "w_down") if argument in arrays}
+    dtype = jnp.result_type(x, *(w for w in matrices.values() if not isinstance(w, tuple)))
     if 0 in (k, experts, capacity) or 0 in x.shape:
         return jnp.zeros(x.shape, dtype), dropped
     rows, choices = x.reshape(-1, x.shape[-1]), (chosen.reshape(-1, k), weights.reshape(-1, k))
@@ -239,15 +263,39 @@ def _routed(x, chosen, weights, experts: int, capacity: int | None, apply: Calla
     return combine(apply(dispatch(x, row, place), sizes, scale), row, place)
 
 
-def _experts(fused: dict[str, Any], x, matrices: dict[str, jax.Array], sizes, scale=None) -> jax.Array:
+def _matrix(arrays: dict[str, jax.Array], argument: str) -> Any:
+    """A matrix for each expert, or the numbers and the scales of a quantised one, as a tuple."""
+    w, scale = arrays[argument], arrays.get(_scale_of(argument))
+    if scale is None:
+        return w
+    scale = scale.reshape(scale.shape or (1, 1, 1))
+    return w, scale if scale.shape[0] == w.shape[0] else jnp.broadcast_to(scale, (w.shape[0], *scale.shape[1:]))
+
+
+def _experts(fused: dict[str, Any], x, matrices: dict[str, Any], sizes, scale=None) -> jax.Array:
     """The layer of the expert of each row."""
-    activation, plain = fused["activation"], {name: value for name, value in fused.items() if name != "activation"}
-    up = matrices["up"]
-    if "gate" in matrices:
-        hidden = ragged_linear(x, matrices["gate"], sizes, **fused) * ragged_linear(x, up, sizes, **plain)
+    plain = {name: value for name, value in fused.items() if name != "activation"}
+    gate, up, down = (matrices.get(argument) for argument in ("w_gate", "w_up", "w_down"))
+    if gate is not None:
+        hidden = _product(x, gate, sizes, **fused) * _product(x, up, sizes, **plain)
     else:
-        hidden = (ragged_linear if up.ndim == 3 else ragged_gated_linear_unit)(x, up, sizes, activation=activation, **plain)
-    return ragged_linear(hidden, matrices["down"], sizes, row_scale=scale, **plain)
+        hidden = _product(x, up, sizes, **fused)
+    return _product(hidden, down, sizes, row_scale=scale, **plain)
+
+
+def _product(x, w, sizes, *, activation=None, row_scale=None, **plain) -> jax.Array:
+    """The rows times the matrices of their experts, with an activation or a scale of each row."""
+    if not isinstance(w, tuple):
+        unit: Callable[..., jax.Array] = ragged_linear if w.ndim == 3 else ragged_gated_linear_unit
+        return unit(x, w, sizes, activation=activation, row_scale=row_scale, **plain)
+    values, scale = w
+    y = ragged_scaled_dot(x, values, sizes, rhs_scale=scale, **plain)
+    if activation is not None:
+        y = applied("moe", _activation.FUNCTIONS.get(activation, activation), y, {})
+    if row_scale is not None:
+        wide = accumulated(y.dtype)
+        y = (y.astype(wide) * row_scale.astype(wide)[:, None]).astype(y.dtype)
+    return y
 
 
 def _exchanged(x, chosen, weights, matrices, experts, capacity, axis_name, n, fused) -> jax.Array:

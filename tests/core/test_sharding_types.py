@@ -391,17 +391,21 @@ def test_gradient_of_a_bias_gathers_no_rows():
 
 SCALED = lambda *args: jaxext.scaled_dot(*args[:2], lhs_scale=args[2], rhs_scale=args[3], preferred_element_type=jnp.float32)
 SCALED_SHAPES = (4, 2, 8), (4, 8, 2), (4, 2, 2), (4, 2, 2)
+RAGGED_SCALED = lambda x, w, s, t: jaxext.ragged_scaled_dot(x, w, np.array([3, 0, 4], np.int32), lhs_scale=s, rhs_scale=t)
+RAGGED_SCALED_SHAPES = (8, 4), (3, 4, 4), (8, 2), (3, 4, 2)
 CAUSAL = lambda *args: jaxext.causal_conv1d(*args, activation="silu")
 CAUSAL_SHAPES = (2, 8, 4), (4, 4), (4,)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, "fn4")
 @pytest.mark.parametrize(
     ("fn", "shapes", "specs"),
     [
         (SCALED, SCALED_SHAPES, (P(), P(), P(), P("data"))),
         (SCALED, SCALED_SHAPES, (None, None, None, P("data"))),
         (SCALED, SCALED_SHAPES, (None, P(), P("data"), None)),
+        (RAGGED_SCALED, RAGGED_SCALED_SHAPES, (None, P(), P("data"), None)),
+        (RAGGED_SCALED, RAGGED_SCALED_SHAPES, (None, None, None, P(None, None, "model"))),
         (CAUSAL, CAUSAL_SHAPES, (P(None, None, "data"), None, None)),
         (CAUSAL, CAUSAL_SHAPES, (None, None, P("data"))),
     ],

@@ -9,6 +9,7 @@
 #include "matmul/matmul.h"
 #include "pieces/pieces.h"
 #include "ragged/ragged.h"
+#include "ragged_scaled/ragged_scaled.h"
 #include "scaled/scaled.h"
 #include "weight_only/wide_weight_only.h"
 
@@ -46,6 +47,10 @@ std::vector<RaggedKernel> RaggedNN() { return {{MatmulRole::kNN, Dtype::kBF16, {
 std::vector<RaggedKernel> RaggedNT() { return {{MatmulRole::kNT, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 std::vector<RaggedKernel> RaggedTN() { return {{MatmulRole::kTN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 
+std::vector<ScaledKernel> RaggedScaledE4M3() {
+  return {{Dtype::kE4M3, Dtype::kE4M3, {128, 256, 128, 2, 1}, 0, 0, nullptr},
+          {Dtype::kE5M2, Dtype::kE4M3, {64, 128, 128, 1, 1}, 0, 0, nullptr}};
+}
 std::vector<ScaledKernel> ScaledE4M3() { return {{Dtype::kE4M3, Dtype::kE4M3, {128, 256, 128, 2, 1}, 0, 0, nullptr}}; }
 std::vector<ScaledKernel> ScaledE5M2() { return {{Dtype::kE5M2, Dtype::kE4M3, {64, 128, 128, 1, 1}, 0, 0, nullptr}}; }
 

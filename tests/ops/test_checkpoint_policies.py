@@ -170,3 +170,33 @@ def test_how_often_remat3_computes_a_product(name, remat3):
 
 def test_remat3_warns_of_a_policy_that_knows_lax_alone(remat3):
     assert warned(JAX.dots_saveable)[0] and warned(OURS.dots_saveable) == (set(), set())
+
+
+SIZES = np.array([2, 0, 1], np.int32)
+ROWS, MATRICES, SCALE = (np.ones(shape, np.float32) for shape in ((4, 6), (3, 6, 8), (3, 2, 4)))
+RAGGED = {
+    "ragged_dot": lambda x: jaxext.ragged_dot(x, MATRICES, SIZES),
+    "ragged_linear": lambda x: jaxext.ragged_linear(x, MATRICES, SIZES, activation="silu", row_scale=x[:, 0]),
+    "ragged_gated_linear_unit": lambda x: jaxext.ragged_gated_linear_unit(x, MATRICES.reshape(3, 6, 2, 4), SIZES, activation="silu"),
+    "ragged_scaled_dot": lambda x: jaxext.ragged_scaled_dot(x, MATRICES, SIZES, lhs_scale=x[:, :1], rhs_scale=SCALE),
+    "transpose_rhs": lambda x: jaxext.ragged_scaled_dot(
+        x, MATRICES.swapaxes(1, 2), SIZES, rhs_scale=SCALE.swapaxes(1, 2), transpose_rhs=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_policies_see_a_ragged_product_that_lax_takes(name):
+    """Operands in lax's order, with the dimension numbers of these: those of `ragged_linear` were of a plain product."""
+    seen = []
+
+    def policy(primitive, *avals, **params):
+        if primitive.name == "ragged_dot_general":
+            sizes = avals[2].update(shape=SIZES.shape)
+            numbers = params["ragged_dot_dimension_numbers"]
+            seen.append(jax.eval_shape(lambda *args: lax.ragged_dot_general(*args, numbers), *avals[:2], sizes).size)
+        return False
+
+    f = jax.checkpoint(lambda x: jnp.sin(RAGGED[name](jnp.sin(x))).sum(), policy=OURS.seeing_products(policy))
+    jax.make_jaxpr(jax.grad(f))(ROWS)
+    assert seen and seen[0] == 4 * 8

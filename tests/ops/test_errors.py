@@ -324,6 +324,7 @@ DTYPED = {
     "gated_linear_unit": (A, np.ones((3, 2, 4), np.float32)),
     "ragged_dot": (A, np.ones((2, 3, 4), np.float32), GROUPS),
     "ragged_linear": (A, np.ones((2, 3, 4), np.float32), GROUPS),
+    "ragged_scaled_dot": (A, np.ones((2, 3, 4), np.float32), GROUPS),
     **dict.fromkeys(OF_ONE_MATRIX, (A,)),
     "scaled_dot": (A, B),
     "quantized_matmul": (A, jaxext.quantization.quantize(B)),

@@ -198,6 +198,7 @@ def test_what_it_refuses():
     x, sizes = jnp.ones((4, 8)), jnp.array([1, 3])
     for f in (
         lambda: jaxext.ragged_dot(x, jnp.ones((2, 8, 2)), sizes),
+        lambda: jaxext.ragged_scaled_dot(x, jnp.ones((2, 8, 2)), sizes, lhs_scale=jnp.ones(())),
         lambda: jaxext.causal_conv1d(np.ones((1, 4, 8), np.float32), np.ones((2, 8), np.float32)),
         lambda: jaxext.fp8_matmul(x, x.T),
     ):

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxext
 from jaxext import mixture, testing
 from jaxext.mixture.routed_rows import combine, dispatch
+from jaxext.quantization import Quantized, quantize
 
 T, K, E, D, F = 12, 2, 4, 4, 8
 X, WEIGHTS = random((T, D), np.float32, 1), random((T, K), np.float32, 2)
@@ -134,6 +135,39 @@ def test_vmap(axes):
     close(mapped(jaxext.moe)(*args), mapped(plain)(*args), 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("how", "activation"),
+    [(dict(bits=8), "silu"), (dict(bits=4, group=2), jnp.sin), (dict(axis=None), None), (dict(dtype=jnp.float8_e4m3fn), "gelu")],
+    ids=["int8", "int4", "one scale", "fp8"],
+)
+def test_quantised_experts(how, activation):
+    """The values of what was quantised, and gradients, also in scales, beside a matrix that is not."""
+    x, weights, gate, up, down = (each.astype(np.float64) for each in (X, WEIGHTS, GATE, UP, DOWN))
+    gate, down = quantize(gate, **how), quantize(down, **how)
+    scales = gate.scale, down.scale
+
+    def layer(wide, x, weights, up, scales):
+        each = [Quantized(w.qvalue, scale) for w, scale in zip((gate, down), scales, strict=True)]
+        first, last = [w.dequantize() for w in each] if wide else each
+        return jaxext.moe(x, INDICES, weights, first, up, last, activation=activation)
+
+    def with_gradients(wide):
+        of = lambda *args: layer(wide, *args)
+        return jax.jit(lambda *args: (of(*args), jax.grad(lambda *args: jnp.sin(of(*args)).sum(), (0, 1, 2, 3))(*args)))
+
+    close(with_gradients(False)(x, weights, up, scales), with_gradients(True)(x, weights, up, scales), 1e-12)
+    dropped = jnp.where(NOBODY, jnp.nan, weights)
+    close(layer(False, x, dropped, up, scales), layer(True, x, weights, up, scales), 1e-12)
+
+
+def test_quantised_experts_of_16_bits():
+    """The result has the dtype of the rows, whatever the scales have, and is as near as that of wide matrices."""
+    x, matrices = X.astype(jnp.bfloat16), [quantize(w) for w in (GATE, UP, DOWN)]
+    y = jaxext.moe(x, INDICES, WEIGHTS, *matrices)
+    assert y.dtype == jnp.bfloat16
+    close(y, loop(x, INDICES, WEIGHTS, *(w.dequantize() for w in matrices))[0], 3e-2)
+
+
 def test_second_derivative():
     args = tuple(x.astype(np.float64) for x in (X, WEIGHTS, GATE, UP, DOWN))
 
@@ -199,6 +233,17 @@ def split(rows, **how):
     ours = lambda *args: jaxext.moe(*args, axis_name="x", return_dropped=True, **how)
     f = jax.shard_map(ours, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     return f, (*args, *(w.astype(np.float64) for w in (GATE, UP, DOWN)))
+
+
+def test_quantised_experts_on_several_devices():
+    """Scales go with their experts; one scale for all is that of each."""
+    f, (x, indices, weights, *matrices) = split(7)
+    quantised = [quantize(w, bits=4, group=2) for w in matrices[:2]]
+    one = quantize(matrices[2], axis=None)
+    spread = Quantized(one.qvalue, jnp.broadcast_to(one.scale.reshape(1, 1, 1), (E, 1, 1)))
+    y, _ = jax.jit(f)(x, indices, weights, *quantised, spread)
+    for last in (one, spread):
+        close(y, jaxext.moe(x, indices, weights, *quantised, last), 1e-12)
 
 
 @pytest.mark.sampled(1, "257-70")
@@ -267,6 +312,23 @@ def test_every_transformation(capacity):
         (dict(w_gate=None, w_up=np.stack([UP] * 3, 2)), TypeError, r"w_up .*, want \(E, 4, F\), or \(E, 4, 2, F\): gate and up, since"),
         (dict(w_down=UP), TypeError, r"w_down has the shape \(4, 4, 8\), want \(4, 8, 4\): \(E, F, D\)"),
         (dict(w_down=DOWN.astype(int)), TypeError, "w_down is int64, want floating-point numbers"),
+        (dict(w_up=quantize(np.stack([UP] * 2, 2))), TypeError, r"w_up has the shape \(4, 4, 2, 8\), want \(E, 4, F\), since"),
+        (dict(w_gate=None, w_up=quantize(np.stack([UP] * 2, 2))), TypeError, r"w_up has the shape \(4, 4, 2, 8\), want \(E, 4, F\), since"),
+        (
+            dict(w_down=quantize(DOWN, symmetric=False)),
+            TypeError,
+            "w_down has a zero_point, want None: numbers quantised with symmetric=True",
+        ),
+        (
+            dict(w_gate=Quantized(UP.astype(int), UP)),
+            TypeError,
+            "w_gate.qvalue is int64, want floating-point numbers, or integers of at most 8",
+        ),
+        (
+            dict(w_gate=Quantized(UP, UP[:, :, :3])),
+            TypeError,
+            r"w_gate.scale has the shape \(4, 4, 3\), want as many axes as w_gate.qvalue",
+        ),
         (dict(capacity=2.5), TypeError, "capacity is 2.5, want a number of rows or None"),
         (dict(capacity=-1), ValueError, "capacity is -1, want 0 or more"),
         (dict(activation="swoosh"), ValueError, "activation is 'swoosh', want one of"),

@@ -444,7 +444,7 @@ def test_remat():
     for form, open in {(form, open) for form, open in owner.values() if form.name == "ragged"}:
         ranks = tuple(0 if label in "PR" else 1 for label in form.free)
         shapes = [form.axes(slot, ranks) for slot in form.factors(open)]
-        dimension_numbers = form.family.lax_params(open, ranks)["ragged_dot_dimension_numbers"]
+        dimension_numbers = form.family.lax_call(form, open, ranks)[1]["ragged_dot_dimension_numbers"]
         lhs, rhs = (dict(x=x, w=w.update(shape=(2, G, K, N)), y=ct)[slot] for slot in ({"y": "xw", "x": "yw", "w": "xy"}[open]))
         got = jax.eval_shape(
             functools.partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=dimension_numbers), lhs, rhs, SHORT

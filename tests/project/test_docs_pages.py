@@ -161,4 +161,4 @@ def test_refusals_are_the_implementations_own():
 def test_four_in_ten_unnamed_calls_take_a_kernel():
     """All kernels count as verified."""
     taken = [row["unnamed"] for rows in json.loads(refusals.PATH.read_text()).values() for row in rows]
-    assert len(taken) == 104 and len(taken) - taken.count("xla") == 45 and {"triton", "cuda"} <= {*taken}
+    assert len(taken) == 108 and len(taken) - taken.count("xla") == 49 and {"triton", "cuda"} <= {*taken}

@@ -51,7 +51,7 @@ MAY = {
     },
     "hazards": {"tuning", "lax", "core", "_compat", "_messages"},
     "parallel": {"ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "core", "_compat", "_messages"},
-    "mixture": {"parallel", "ops.ragged", "ops.ragged_scaled", "lax", "core", "_compat", "_messages"},
+    "mixture": {"parallel", "ops.ragged", "ops.ragged_scaled", "ops.scaled", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
     "cli": {"__init__", "bench", "verify", "tuning", "backends.cuda", "tables", "_compat", "_target", "_messages", *BUILT},
@@ -66,7 +66,7 @@ MAY = {
 BESIDE_FORMS = {
     "ops.fused.__init__",
     "ops.scaled.blocks",
-    *(f"ops.{of}.{file}" for of in ("ragged", "scaled") for file in ("triton", "xla", "problem")),
+    *(f"ops.{of}.{file}" for of in ("ragged", "scaled") for file in ("cuda", "triton", "xla", "problem")),
 }
 ELSEWHERE = {"kernels"}  # a folder of jaxext/ that lies elsewhere in the repository
 WITHOUT_JAX = {

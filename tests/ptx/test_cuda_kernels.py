@@ -14,10 +14,20 @@ import test_causal_kernel
 import test_cuda_scaled
 import test_depthwise
 import test_simt
-from cuda_calls import causal_call, conv_call, fused_call, gram_call, matmul_call, ragged_call, scaled_call, weight_only_call
+from cuda_calls import (
+    causal_call,
+    conv_call,
+    fused_call,
+    gram_call,
+    matmul_call,
+    ragged_call,
+    ragged_scaled_call,
+    scaled_call,
+    weight_only_call,
+)  # fmt: skip
 from cuda_cases import BYTES
 from cuda_kernels import check, modules
-from cuda_launches import CONVS, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS
+from cuda_launches import CONVS, GRAMS, MATMULS, PIECES, RAGGED_SCALEDS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS
 from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends.cuda.cuda_binding import config_of
@@ -110,6 +120,21 @@ def test_scaled(row):
         check(scaled(row, (m + 6, 6 * 128, 384), (2, 3, 3), B=2))
         check(scaled(row, (m, 384, 264), (m, 3, 264), integers=False), device=TWO_MULTIPROCESSORS)
         check(scaled(row, (1, 16, 8), result="fp32", splits=3))
+
+
+@each(RAGGED_SCALEDS)
+def test_ragged_scaled(row):
+    """Scales for rows and squares, for columns in steps, of the result, and none for one side; groups within a tile and over several; rows
+    of nobody; more steps than the ring has stages."""
+    m, n = row["tile_m"], row["tile_n"]
+    several = dict(sizes=(5, 0, m - 3, 9, 0, 20), offset=0, rows=m + 50)
+    check(ragged_scaled_call(row, blocks=(6, 3), widths=(6 * 128, 384), **several), device=TWO_MULTIPROCESSORS)
+    check(ragged_scaled_call(row, (0, 0), "y", widths=(144, 24), offset=0, rows=3))
+    if row["operands"] == row["second"]:  # what depends on the dtype is little
+        check(ragged_scaled_call(row, (3, 0, 70), "w", (2, n + 8), (256, n + 8), offset=29, rows=m + 40, integers=False))
+        batches = dict(offset=0, rows=90, B=2, P=2, R=2)
+        check(ragged_scaled_call(row, (7, 65), "xwy", (3, 1), (384, 264), "fp32", **batches), device=TWO_MULTIPROCESSORS)
+        check(ragged_scaled_call(row, (1,) * 9, "wy", (1, 136), (144, 136), offset=0, rows=9))
 
 
 @each(GRAMS, lambda row: (row["operands"], row["tile_m"]) in (("bfloat16", 192), ("float16", 128)))

@@ -32,6 +32,7 @@ from jaxext.core.checks import checked, given
 from jaxext.core.composition import Composition
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, Form, define, dimension_numbers
+from jaxext.core.labelled import Labelled
 from jaxext.core.operation import Operation
 from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
@@ -264,14 +265,14 @@ def bind(lhs, rhs, group_sizes, *, ragged_dot_dimension_numbers, group_offset, *
     return product("ragged_dot_general", arrays, ragged_dot_dimension_numbers, implementation=None, **static)
 
 
-def params_of(open: str, ranks: Sequence[int]) -> dict[str, Any]:
-    """Return how lax's primitive says which axes are what."""
-    x, w, y = (RAGGED.axes(slot, ranks) for slot in "xwy")
-    lhs, rhs, result = {"y": (x, w, y), "x": (y, w, x), "w": (x, y, w)}[open]
-    numbers = lax.RaggedDotDimensionNumbers(
-        dimension_numbers(lhs, rhs, result), [lhs.index("M0")], [rhs.index("G0")] if "G0" in rhs else []
-    )
-    return dict(ragged_dot_dimension_numbers=numbers, group_offset=None)
+def lax_call(form: Labelled, open: str, ranks: Sequence[int]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The operands of lax's primitive, and how it says which axes are what."""
+    one, other = form.factors(open)
+    lhs, rhs = (other, one) if one == "w" else (one, other)
+    axes = {slot: form.axes(slot, ranks) for slot in (lhs, rhs, open)}
+    groups = [axes[rhs].index("G0")] if "G0" in axes[rhs] else []
+    numbers = lax.RaggedDotDimensionNumbers(dimension_numbers(*axes.values()), [axes[lhs].index("M0")], groups)
+    return (lhs, rhs, "begin"), dict(ragged_dot_dimension_numbers=numbers, group_offset=None)
 
 
 def _sizes_of_rhs(rhs, sizes, numbers):
@@ -283,7 +284,7 @@ def _sizes_of_rhs(rhs, sizes, numbers):
 
 
 FAMILY = declare(
-    Family("ragged", lax_primitive=_compat.ragged_dot_general_p, names="ragged", read=read, bind=bind, lax_params=params_of),
+    Family("ragged", lax_primitive=_compat.ragged_dot_general_p, names="ragged", read=read, bind=bind, lax_call=lax_call),
     CudaRagged(),
     TritonRagged(),
     XlaRagged(),
@@ -306,7 +307,7 @@ RAGGED = define(
 )
 
 _LINEAR, _GATED = (
-    declare(Family(name, lax_primitive=FAMILY.lax_primitive, names=name), *FAMILY.implementations[:-1], Composition())
+    declare(Family(name, lax_primitive=FAMILY.lax_primitive, names=name, lax_call=lax_call), *FAMILY.implementations[:-1], Composition())
     for name in ("ragged_linear", "ragged_gated_linear_unit")
 )
 

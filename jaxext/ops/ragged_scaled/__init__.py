@@ -31,29 +31,31 @@ def ragged_scaled_dot(
     out_sharding: NamedSharding | P | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Ragged product of scaled numbers: `ragged_dot(lhs * lhs_scale, rhs * rhs_scale, group_sizes)`, as `scaled_dot` is of `dot_general`.
+    """Ragged matrix product of scaled numbers: out[m, n] = Σ_k (lhs lhs_scale)[m, k] (rhs rhs_scale)[group of m, k, n].
 
-    The matrices of a mixture of experts in int8, int4 or 8-bit floats, and rows that are wide or have 8 bits, too.  Rows after the last
-    group are zero, as in `ragged_dot`, and neither they nor their scales are read.
+    It is `ragged_dot(lhs * lhs_scale, rhs * rhs_scale, group_sizes)` with a scale for each block of an operand: the experts of a mixture
+    stay in int8, int4 or 8-bit floats, and rows may be wide or have 8 bits too.  Rows after the last group are zero in the result, and
+    neither they nor their scales are read.
 
     Args:
-      lhs: shape (M, K), rows sorted by group: floating-point numbers, or integers of at most 8 bits.
-      rhs: shape (G, K, N), or (G, N, K) with `transpose_rhs`, of the same dtypes.
+      lhs: shape (M, K), rows sorted by group: floating-point numbers, or integers of at most 8 bits, such as float8_e4m3fn, int8 or int4.
+      rhs: shape (G, K, N), or (G, N, K) with `transpose_rhs`.  Its dtype is one of these too, and may differ from that of lhs.
       group_sizes: shape (G,), integers, as in `ragged_dot`.
       lhs_scale, rhs_scale: floating-point, with as many axes as the operand, or none.  Each size divides that of the operand, whose axis is
-        cut into as many blocks of equal size, as in `scaled_dot`: (M, K // 128) and (G, K // 128, N // 128) for training in 8 bits,
-        (G, 1, N) for a scale for each column of each group.  None: one.
-      transpose_rhs: whether rhs has its last two axes, and those of its scale, in the other order.
+        cut into as many blocks of equal size, as in `scaled_dot`: (G, 1, N) is a scale for each column of each group,
+        (G, K // 128, N) what `quantize(rhs, group=128)` makes, and (M, K // 128) with (G, K // 128, N // 128) are those of DeepSeek-V3.
+        None: one.
+      transpose_rhs: whether the sum runs over the last axis of rhs.  The axes of `rhs_scale` are in the order of those of rhs.
       precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
-      preferred_element_type: dtype of the result, floating-point.  None: that of lhs, or bfloat16 if it has 8 bits.  Sums are kept in
-        float32, or more.
+      preferred_element_type: dtype of the result, floating-point.  None: that of lhs, or bfloat16 if lhs has 8 bits or fewer.  Sums are
+        kept in float32, or more.
       out_sharding, implementation: as in `ragged_dot`.
 
     Returns:
       shape (M, N).
 
-    It is differentiable in floating-point operands and in scales, to any order.  As in `scaled_dot`, the gradient of an operand has its
-    dtype, and is that with respect to the number before it is scaled.
+    It has derivatives of any order in floating-point operands and in scales, but for scales of float8_e8m0fnu.  As in `scaled_dot`, the
+    gradient of an operand has its dtype, and is that with respect to the number before it is scaled.
 
     Examples:
       >>> w = jnp.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], jnp.int8)

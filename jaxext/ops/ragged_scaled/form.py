@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext._messages import format_value
 from jaxext.core.call import Call
 from jaxext.core.checks import checked
 from jaxext.core.family import Family, declare
@@ -25,6 +26,7 @@ from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
 from jaxext.ops.ragged import form as ragged
 from jaxext.ops.ragged.form import RAGGED, RANGES, TiedForm
+from jaxext.ops.ragged_scaled.cuda import CudaRaggedScaled
 from jaxext.ops.ragged_scaled.triton import TritonRaggedScaled
 from jaxext.ops.ragged_scaled.xla import XlaRaggedScaled
 from jaxext.ops.scaled import form as scaled
@@ -73,6 +75,9 @@ def bind(open: str, operands: Mapping[str, jax.Array], ranks: Mapping[str, int],
 
 def product(name: str, arrays: Mapping[str, Any], dtype, *, transpose_rhs: bool, implementation: str | None, **static) -> jax.Array:
     """`arrays`: lhs, rhs and group_sizes, and lhs_scale and rhs_scale if they are given."""
+    for side in ("lhs", "rhs"):
+        if hasattr(arrays[side], "qvalue"):
+            raise TypeError(f"{name}: {side} is {format_value(arrays[side])}, want its qvalue, and its scale as {side}_scale")
     given = checked(name, arrays)
     lhs, rhs, sizes = given["lhs"], given["rhs"], given["group_sizes"]
     for side, rank, wanted in (("lhs", 2, "(M, K)"), ("rhs", 3, "(G, N, K)" if transpose_rhs else "(G, K, N)")):
@@ -117,8 +122,7 @@ def _product(name, names, transpose_rhs, dtype, *arrays, out_sharding, implement
         # of rows of no group it is not read
         inside = ragged.group_mask(begin, end, of_rows.astype(jnp.float32).sum(tuple(range(1, of_rows.ndim))), 0)
         operands[f"{first}_scale"] = jnp.where(lax.expand_dims(inside, range(1, of_rows.ndim)), of_rows, jnp.ones((), of_rows.dtype))
-    bare = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (lhs, jnp.swapaxes(rhs, 1, 2) if transpose_rhs else rhs)]
-    params, _ = lax_params(functools.partial(lax.ragged_dot, precision=precision), *bare, given["group_sizes"])
+    params, _ = lax_params(functools.partial(lax.dot, precision=precision), *[jax.ShapeDtypeStruct((1, 1), jnp.float32)] * 2)
     parts = [[lhs.shape[0]], *columns.parts]
     sharding = sharding_in_types(name, out_sharding, 2)
     (s, k), (j, n) = (sums.ranks, columns.ranks) if open == "y" else (columns.ranks, sums.ranks)
@@ -140,7 +144,8 @@ def _counts(scale: jax.Array | None, x: jax.Array) -> tuple[int, ...]:
 
 
 FAMILY = declare(
-    Family("ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+"),
+    Family("ragged_scaled_dot", lax_primitive=ragged.FAMILY.lax_primitive, names=r"ragged_scaled_[wxy]+", lax_call=ragged.FAMILY.lax_call),
+    CudaRaggedScaled(),
     TritonRaggedScaled(),
     XlaRaggedScaled(),
 )

@@ -115,22 +115,26 @@ def candidates(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> li
 def clocks(problem: ScaledProblem, config: TileConfig) -> float:
     """Expected time, in clocks.  While one warp group, or block, moves its sums another multiplies."""
     gpu, result_bits = machine(problem.arch, problem.device), 32 if config.splits > 1 else BITS[problem.dtypes[2]]
-    elements, resident = config.tile_m * config.tile_n, RESIDENT[config.tile_m]
-    tiles = _tiles(problem, config)
-    resident = max(1, min(resident, gpu.rounds(tiles)))
-    multiplied = elements / (gpu.rate(8) * REACHED[config.tile_m])
-    moved = elements * (3 if problem.columns_in_steps else 1) / gpu.fma / STEP  # with a scale of each column: loaded, multiplied twice
-    step = max(
-        gpu.tile(elements, gpu.rate(8) * REACHED[config.tile_m], config.tile_m + config.tile_n / config.cluster_m), multiplied / 2 + moved
-    )
     depth = cdiv(cdiv(problem.depth, STEP), config.splits) * STEP
-    store = elements * result_bits / 8 / STORED
-    computed = START + gpu.rounds(tiles, resident) * (resident * depth * step + store)
+    computed = clocks_of_tiles(
+        problem, config, _tiles(problem, config), depth, config.tile_m + config.tile_n / config.cluster_m, result_bits
+    )
 
     operands = {"a": problem.B * problem.rows * problem.depth, "b": problem.B * problem.cols * problem.depth}
     written = problem.B * problem.rows * problem.cols * config.splits * result_bits / 8
     turned = sum(gpu.moving(2 * operands[name]) + LAUNCH for name in _TURNED[problem.role])
     return turned + gpu.product(computed, sum(operands.values()), written, config.splits)
+
+
+def clocks_of_tiles(problem: ScaledProblem, config: Any, tiles: int, depth: int, loaded: float, result_bits: int) -> float:
+    """The time of a multiprocessor's tiles; `loaded`: bytes for each element of depth."""
+    gpu, elements = machine(problem.arch, problem.device), config.tile_m * config.tile_n
+    resident = max(1, min(RESIDENT[config.tile_m], gpu.rounds(tiles)))
+    multiplied = elements / (gpu.rate(8) * REACHED[config.tile_m])
+    moved = elements * (3 if problem.columns_in_steps else 1) / gpu.fma / STEP  # with a scale of each column: loaded, multiplied twice
+    step = max(gpu.tile(elements, gpu.rate(8) * REACHED[config.tile_m], loaded), multiplied / 2 + moved)
+    store = elements * result_bits / 8 / STORED
+    return START + gpu.rounds(tiles, resident) * (resident * depth * step + store)
 
 
 def _tiles(problem: ScaledProblem, config: TileConfig) -> int:

@@ -153,6 +153,8 @@ def kernel_of(case: Case) -> str:
             return "CausalBackward" if "backward" in case.target else "CausalForward"
         case "matmul" | "ragged" | "conv":
             return f"RoleE{ROLES[role_of(case.target)]}E"
+        case "ragged_scaled":
+            return "ScaledProduct.*Lb1E"
         case other:
             return other.title().replace("_", "")
 
@@ -237,7 +239,7 @@ def takes_any_float(case: Case, name: str) -> bool:
     """Return True if an array's dtype follows from no other's."""
     if case.family == "causal":
         return name in ("x", "w", "bias")
-    return name in (next(iter(case.operands)), next(iter(case.results))) or (case.family, name) == ("scaled", "b")
+    return name in (next(iter(case.operands)), next(iter(case.results))) or name == "b" and "scaled" in case.family
 
 
 KINDS = {int: "an int64", float: "a float64", tuple: "three int64"}
@@ -275,7 +277,7 @@ def test_arrays_that_do_not_fit(target):
         for other in {"float64", "int64", "int32", "int8", *(() if takes_any_float(case, name) else ("float16",))} - {dtype}:
             found = other if other in CODES else "of another dtype"
             refuse(case.replacing({name: dict(dtype=other)}), f"^{text} is {found}, want {wanted}$")
-        if name not in ("places", "left"):  # which are read element by element
+        if name not in ("places", "visits", "left"):  # which are read element by element
             bytes = 1 if case.family in ("depthwise", "causal") else 8
             refuse(dataclasses.replace(case, shifts={name: bytes}), "does not (begin|start) at a multiple of (16 bytes|its elements' size)")
 
@@ -352,10 +354,11 @@ def beyond_tma(few, B):
     return dict.fromkeys("MNK", 2**20 if B == 1 else 2**14) | {few: 8, "B": B}
 
 
+RAGGED = "ragged_(nn|nt|tn)"
 # What is wrong with the calls of one family: the targets that begin so, attributes or a change of a right case, and the message.
 FAULTS: list[tuple[str, Any, str]] = [
     *(("matmul|pieces|scaled|linear", {name: 0}, f"{name}=0.*want 1 or more") for name in "BMNK"),
-    *(("ragged", {name: 0}, f"{name}=0.*, want 1 or more") for name in "BPRMNKG"),
+    *((RAGGED, {name: 0}, f"{name}=0.*, want 1 or more") for name in "BPRMNKG"),
     ("matmul|linear", dict(M=132, N=132, K=132), "has 264 bytes, TMA wants a multiple of 16"),
     *(("matmul", {name: 2**31 - 8}, "2147483640") for name in "MN"),  # numbers of tiles are rounded up: in 32 bits that must not overflow
     *(("matmul", beyond_tma(few, B), "has 2.38 elements or more") for few in "NKM" for B in (1, 2**10)),
@@ -382,10 +385,10 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("pieces", dict(tile_n=64), "^pieces: .*no kernel has tile_m=128 tile_n=64 pieces=2 splits=1$"),
     ("pieces", factors("bfloat16", "float32"), "^pieces: .*bf16 times bf16 into fp32, want fp32 alone$"),
     ("pieces", dict(N=6), "^pieces: .*has 24 bytes, TMA wants a multiple of 16: pad N to 8$"),
-    *(("ragged", {name: 96}, "no kernel has") for name in ("tile_m", "tile_n", "tile_k", "cluster_n")),
-    ("ragged", dict(tile_m=0), "tile_m is 0, want 1 or more"),
+    *((RAGGED, {name: 96}, "no kernel has") for name in ("tile_m", "tile_n", "tile_k", "cluster_n")),
+    (RAGGED, dict(tile_m=0), "tile_m is 0, want 1 or more"),
     *(("ragged_(nn|nt)", attributes(tile_m=value), "visits has the shape") for value in (16, 2**62)),
-    ("ragged", factors("bfloat16", "float32"), "bf16 times bf16 into fp32, want one dtype, bf16 or fp16"),
+    (RAGGED, factors("bfloat16", "float32"), "bf16 times bf16 into fp32, want one dtype, bf16 or fp16"),
     *(("scaled", {name: 96}, "no kernel has") for name in ("tile_m", "tile_n", "tile_k", "cluster_m")),
     *(("scaled", parts(splits=value), f"splits is {value}, want 1 to 32") for value in (0, -1, 33, 2**40)),
     ("scaled", dtypes(a="bfloat16"), "bf16 times fp8e4nv into bf16, want fp8e4nv times fp8e4nv or fp8e5"),
