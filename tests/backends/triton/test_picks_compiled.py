@@ -100,7 +100,7 @@ def a_problem(name, arch):
     return ragged, ragged.Problem(name=f"ragged_{role}", role=role, P=1, R=1, **sizes, dtypes=("bf16",) * 3, epilogue=epilogue, **common)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, "blocks of 16")
 @pytest.mark.parametrize(
     ("name", "arch"),
     [
