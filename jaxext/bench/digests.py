@@ -27,10 +27,12 @@ _FAMILIES = {
     "ragged": "ragged",
     "causal_conv1d": "causal",
     "quantized_matmul": "scaled",
+    "ragged_scaled_dot": "ragged_scaled",
+    "moe": "ragged",
 }
-# Family -> its folders in csrc, and its operation, where these are not of its own name alone.
+# Family -> its folders in csrc, and its operations, where these are not of its own name alone.
 _FOLDERS = {"scaled": ("scaled", "weight_only"), "pieces": ("pieces", "matmul")}
-_OPERATIONS = {"depthwise": "conv", "pieces": "matmul"}
+_OPERATIONS = {"depthwise": ("conv",), "pieces": ("matmul",), "ragged_scaled": ("ragged_scaled", "ragged", "scaled")}
 _IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (.*)", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
@@ -80,8 +82,8 @@ def _cuda_files(family: str, csrc: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _operation_files(family: str, library: str) -> list[pathlib.Path]:
-    folder = pathlib.Path(ops.__path__[0]) / _OPERATIONS.get(family, family)
-    return sorted([*folder.glob(f"{library}*.py"), *folder.glob("problem.py")])
+    folders = [pathlib.Path(ops.__path__[0]) / operation for operation in _OPERATIONS.get(family, (family,))]
+    return sorted(path for folder in folders for name in (f"{library}*.py", "problem.py") for path in folder.glob(name))
 
 
 def _closure(files: Iterable[pathlib.Path], named) -> list[pathlib.Path]:

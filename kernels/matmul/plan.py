@@ -138,7 +138,7 @@ def shared_memory(problem: Problem, config: Config) -> int:
 
     Rearranging the result takes less than any device has.
     """
-    lhs, rhs = (BITS[dtype] // 8 for dtype in problem.operand_dtypes)
+    lhs, rhs = problem.staged
     stage = (config.tile_m * lhs + config.tile_n * rhs) * config.tile_k
     if not problem.shared_factors:
         return stage * (config.num_stages - 1)

@@ -92,6 +92,12 @@ class Problem(MatmulProblem):
         return all(piece * BITS[dtype] == 128 for piece, dtype in zip(self.pieces, self.operand_dtypes, strict=True))
 
     @property
+    def staged(self) -> tuple[int, int]:
+        """The bytes in shared memory of an element of the left tile of a step and of the right one."""
+        lhs, rhs = (BITS[dtype] // 8 for dtype in self.operand_dtypes)
+        return lhs, rhs
+
+    @property
     def common(self) -> str | None:
         """The dtype to which operands are converted exactly if they differ; None if the tensor cores take them unchanged."""
         dtypes = set(self.operand_dtypes)

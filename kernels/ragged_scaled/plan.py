@@ -9,6 +9,7 @@ from ..matmul import plan as matmul
 from ..matmul.plan import Config
 from ..ragged.plan import clocks, grid
 from ..scaled import plan as scaled
+from ..scaled.plan import MOST_SUMS
 from ..scaled.problem import LEFT, OPEN, RIGHT
 from .problem import Problem
 
@@ -27,11 +28,17 @@ def candidates(problem: Problem) -> list[Config]:
     configs = {dataclasses.replace(config, splits=1) for config in scaled.candidates(problem)}
     if problem.arch < 90:
         # Beside 128 sums, a thread has no registers for what tells rows of a group from others.
-        configs = {config for config in configs if config.tile_m * config.tile_n < 128 * 32 * config.num_warps}
-        if problem.packed and problem.scales_steps:  # nor, beside unpacked int4, for many rows
-            configs = {config for config in configs if config.tile_m <= 16 * config.num_warps}
+        configs = {config for config in configs if _sums(config) < 128}
+        if problem.packed and problem.scales_steps:  # nor beside 64 and unpacked int4: these are spread over more threads, or not tried
+            configs = {dataclasses.replace(config, num_warps=8) if _sums(config) == MOST_SUMS else config for config in configs}
+            configs = {config for config in configs if _sums(config) < MOST_SUMS}
     fit = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
     return sorted(fit, key=lambda config: (clocks(problem, config), dataclasses.astuple(config)))
+
+
+def _sums(config: Config) -> int:
+    """The sums of a thread."""
+    return config.tile_m * config.tile_n // (32 * config.num_warps)
 
 
 def launch(problem: Problem, config: Config) -> Launch:

@@ -71,6 +71,12 @@ class Problem(MatmulTiles):
         return lhs, math.gcd(max(self.rhs_strides), 32) if self.packed else rhs
 
     @property
+    def staged(self) -> tuple[int, int]:
+        """A factor that is scaled in registers has a tile of scales beside its own, with as many elements."""
+        lhs, rhs = super().staged
+        return lhs + 4 * (self.fine and self.has_left), rhs + 4 * (self.fine and self.has_right)
+
+    @property
     def aligned(self) -> bool:
         (lhs, rhs), (left, right) = self.pieces, (BITS[dtype] for dtype in self.operand_dtypes)
         return lhs * left == 128 and rhs * (4 if self.packed else right) == 128

@@ -21,6 +21,7 @@ ROWS = {
 CHANGES = [
     ("kernels/conv/kernel.py", "triton", {"conv"}),
     ("kernels/matmul/kernel.py", "triton", {*ROWS} - {"conv", "depthwise", "causal"}),  # what others import
+    ("kernels/scaled/kernel.py", "triton", {"scaled", "ragged_scaled"}),
     ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
     ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),
     ("csrc/common/product_arrays.cc", "cuda", {*ROWS}),

@@ -136,3 +136,12 @@ class TestRaggedScaled(Suite):
 
     def check_candidate(self, problem, config, launch):
         assert not problem.scales_steps or problem.step % config.tile_k == 0
+
+
+def test_an_infinity_in_a_matrix_reaches_rows_of_its_group_alone():
+    call = a_call("nn", "xw")
+    operands, (present, group) = call.operands(), rows_of(call.problem, *call.ranges)
+    operands["w_scale"][:, 0] = np.inf
+    with np.errstate(invalid="ignore"):
+        (y,) = call.compute(operands)
+    assert np.isfinite(y[~present | (group > 0)]).all() and not np.isfinite(y[present & (group == 0)]).any()

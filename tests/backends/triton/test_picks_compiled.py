@@ -40,6 +40,7 @@ SCALED = {  # role, slots with scales, blocks of M, K and N, sizes, dtypes
     "fp8, squares of 128": ("nn", "xw", (4096, 32, 32), WIDE, FP8),
     "fp8, squares of 128, transposed": ("nt", "yw", (4096, 32, 32), WIDE, FP8),
     "fp8, blocks of 32": ("nn", "xw", (4096, 128, 4096), WIDE, FP8),
+    "fp8, blocks of 16": ("nn", "xw", (4096, 256, 4096), WIDE, FP8),
     "fp8, sum over rows": ("tn", "xy", (1, 1, 1), WIDE, ("fp8e4nv", "fp8e5", "bf16")),
     "int8, few rows": ("nn", "w", (1, 1, 4096), FEW, INT8),
     "int8 in groups, few rows": ("nn", "w", (1, 32, 4096), FEW, INT8),
@@ -69,6 +70,7 @@ QUICK = {
     ("DeepSeek-V3, fp8, squares of 128", 90),
     ("DeepSeek-V3, packed int4 in groups", 80),
     ("fp8, squares of 128", 90),
+    ("fp8, blocks of 16", 90),
     ("packed int4 in groups, few rows", 80),
     ("int8 by int8", 100),
 }
@@ -98,7 +100,7 @@ def a_problem(name, arch):
     return ragged, ragged.Problem(name=f"ragged_{role}", role=role, P=1, R=1, **sizes, dtypes=("bf16",) * 3, epilogue=epilogue, **common)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, "blocks of 16")
 @pytest.mark.parametrize(
     ("name", "arch"),
     [
