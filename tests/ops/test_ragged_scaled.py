@@ -162,7 +162,7 @@ def test_every_role(dtypes, scales, turned):
 
 
 def test_sizes():
-    """Of every integer dtype, which may hold fewer than the rows; the parts of groups beyond the rows are not there."""
+    """Sizes have any integer dtype, which may hold fewer than the rows; the parts of groups beyond the rows are not there."""
     x, w, s, t, ct = operands(("float32", "float8_e4m3fn"))
     program = jax.jit(lambda sizes, x, s, ct: both(x, w, sizes, s, t, ct))
     for sizes in SIZES.values():
@@ -190,7 +190,7 @@ WAYS = [Ways("groups", 2, 4), Ways("groups", 1), Ways("listed", 4), Ways("dense"
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("dtypes", [("bfloat16", "int8"), ("float32", "float8_e4m3fn")], ids=str)
 def test_every_way_to_compute(way, dtypes, monkeypatch):
-    """With a batch, and rows of other groups; on CPUs a loop makes wide the matrix of one group at a time."""
+    """There are a batch and rows of other groups; a loop makes wide the matrix of one group at a time."""
     one_term, wide = way.algorithm == "gathered", []
     of = ScaledFilters.of
     monkeypatch.setattr(ScaledFilters, "of", lambda self, part: wide.append(of(self, part)) or wide[-1])
