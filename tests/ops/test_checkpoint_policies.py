@@ -175,7 +175,6 @@ def test_remat3_warns_of_a_policy_that_knows_lax_alone(remat3):
 SIZES = np.array([2, 0, 1], np.int32)
 ROWS, MATRICES, SCALE = (np.ones(shape, np.float32) for shape in ((4, 6), (3, 6, 8), (3, 2, 4)))
 RAGGED = {
-    "ragged_dot": lambda x: jaxext.ragged_dot(x, MATRICES, SIZES),
     "ragged_linear": lambda x: jaxext.ragged_linear(x, MATRICES, SIZES, activation="silu", row_scale=x[:, 0]),
     "ragged_gated_linear_unit": lambda x: jaxext.ragged_gated_linear_unit(x, MATRICES.reshape(3, 6, 2, 4), SIZES, activation="silu"),
     "ragged_scaled_dot": lambda x: jaxext.ragged_scaled_dot(x, MATRICES, SIZES, lhs_scale=x[:, :1], rhs_scale=SCALE),

@@ -85,7 +85,7 @@ def of_blocks(x, shape) -> Any:
 
 
 def owners(sizes, rows):
-    """The group of each row, -1 for none: what the docstring of `ragged_dot` says of sizes."""
+    """The group of each row, -1 for none: what the docstring says of sizes."""
     each = [g for g, size in enumerate(sizes) for _ in range(min(max(int(size), 0), rows))][:rows]
     return np.array([*each, *[-1] * (rows - len(each))], int)
 
@@ -152,7 +152,7 @@ EACH = [pytest.param(*pair, marks=() if DTYPES[pair[0]] == pair[1] else pytest.m
 
 @pytest.mark.parametrize(("dtypes", "scales", "turned"), EACH, ids=str)
 def test_every_role(dtypes, scales, turned):
-    """With either order of the matrices' axes.  Rows of no group hold NaN, and so do their scales and cotangents."""
+    """Matrices have their axes in either order.  Rows of no group hold NaN, and so do their scales and cotangents."""
     x, w, s, t, ct = operands(dtypes, scales, jnp.bfloat16 if scales == "groups" else jnp.float32)
     result = "float64" if dtypes[0] == "float64" else "float32"
     program = jax.jit(functools.partial(both, turned=turned, preferred_element_type=result))
@@ -162,7 +162,7 @@ def test_every_role(dtypes, scales, turned):
 
 
 def test_sizes():
-    """Of every integer dtype, which may hold fewer than the rows; the parts of groups beyond the rows are not there."""
+    """Sizes have any integer dtype, which may hold fewer than the rows; the parts of groups beyond the rows are not there."""
     x, w, s, t, ct = operands(("float32", "float8_e4m3fn"))
     program = jax.jit(lambda sizes, x, s, ct: both(x, w, sizes, s, t, ct))
     for sizes in SIZES.values():
@@ -190,7 +190,7 @@ WAYS = [Ways("groups", 2, 4), Ways("groups", 1), Ways("listed", 4), Ways("dense"
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("dtypes", [("bfloat16", "int8"), ("float32", "float8_e4m3fn")], ids=str)
 def test_every_way_to_compute(way, dtypes, monkeypatch):
-    """With a batch, and rows of other groups; on CPUs a loop makes wide the matrix of one group at a time."""
+    """There are a batch and rows of other groups; a loop makes wide the matrix of one group at a time."""
     one_term, wide = way.algorithm == "gathered", []
     of = ScaledFilters.of
     monkeypatch.setattr(ScaledFilters, "of", lambda self, part: wide.append(of(self, part)) or wide[-1])
@@ -291,7 +291,7 @@ def test_vmap_over_any_operands(mapped):
 
 
 def test_dtypes_of_results():
-    """By default that of lhs, or bfloat16."""
+    """The default is that of lhs, or bfloat16."""
     sizes = jax.ShapeDtypeStruct((G,), np.int32)
     for (lhs, rhs), wanted in {
         ("float32", "int8"): "float32",
@@ -332,7 +332,7 @@ def test_float64_scales_of_integers():
 
 
 def test_sums_are_rounded_once():
-    """To the dtype of the result, after the scales of rows, which multiply it."""
+    """Scales of rows multiply sums before these have the dtype of the result."""
     x, w, s = 7 * small((M, K), jnp.bfloat16, 0), small((G, K, N), jnp.int8, 1), jnp.asarray(random((M, 1), np.float32, 2))
     y = call(x, w, SHORT, s)
     assert y.dtype == jnp.bfloat16
@@ -403,7 +403,7 @@ def test_the_precision_of_a_call(precision):
 
 
 def test_what_runs():
-    """It is traced once for the same types.  Without scales it is `ragged_dot`."""
+    """It is traced once for the same types.  Without scales it is the ragged product of plain numbers."""
     x, w, s, t, _ = operands()
     traced = []
 
@@ -431,18 +431,19 @@ def test_only_given_arrays_are_kept_for_the_derivative():
     assert sum(of.nbytes for of in jax.tree.leaves(pullback)) == sum(of.nbytes for of in (x, w, s, t)) + 2 * SHORT.nbytes
 
 
-def test_memory():
-    """Each role makes wide the matrix of one group at a time, and copies no operand."""
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+def test_memory(side):
+    """Each role makes wide the matrix of one group at a time, whichever side has a scale."""
     x, w = jax.ShapeDtypeStruct((2048, 64), np.float32), jax.ShapeDtypeStruct((64, 64, 64), np.int8)
-    t, sizes = jax.ShapeDtypeStruct((64, 1, 64), np.float32), jax.ShapeDtypeStruct((64,), np.int32)
+    scale, sizes = jax.ShapeDtypeStruct((2048, 1) if side == "lhs" else (64, 1, 64), np.float32), jax.ShapeDtypeStruct((64,), np.int32)
 
-    def step(x, w, t, sizes, ct):
-        y, pull = jax.vjp(lambda x: call(x, w, sizes, None, t), x)
+    def step(x, w, scale, sizes, ct):
+        y, pull = jax.vjp(lambda x: call(x, w, sizes, *((scale, None) if side == "lhs" else (None, scale))), x)
         return y, *pull(ct)
 
-    used: Any = jax.jit(step).lower(x, w, t, sizes, x).compile().memory_analysis()
+    used: Any = jax.jit(step).lower(x, w, scale, sizes, x).compile().memory_analysis()
     arrays = used.argument_size_in_bytes + used.output_size_in_bytes
-    assert used.temp_size_in_bytes <= 0.25 * arrays
+    assert used.temp_size_in_bytes <= 0.5 * arrays
 
 
 def test_export():

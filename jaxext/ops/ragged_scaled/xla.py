@@ -2,7 +2,7 @@
 
 A scale that does not change along the sum, nor from group to group, multiplies the result, another one its operand.  On CPUs the matrix of
 a group becomes wide in the loop that multiplies by it: a group without rows costs nothing.  Elsewhere all matrices do before, and the
-ragged product is computed as `jaxext.ragged_dot` would be.
+family of ragged products chooses what computes it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class XlaRaggedScaled(XlaDefinition):
         for slot in call.factors:
             x = operands[slot]
             scale = scale_along(call, scales[slot], operands, slot, sums) if slot in scales and scales[slot] not in after else None
-            if slot == "w" and isinstance(config, Ways) and scale is not None:
-                flat[slot] = _filters(call, x, operands[scales[slot]].astype(sums), wide)
+            if slot == "w" and isinstance(config, Ways) and (scale is not None or x.dtype != wide):
+                flat[slot] = _filters(call, x, jnp.ones((), sums) if scale is None else operands[scales[slot]].astype(sums), wide)
             else:
                 flat[slot] = x.astype(wide) if scale is None else (x.astype(sums) * scale).astype(wide)
         flat = {name: x if isinstance(x, ScaledFilters) else x.reshape(inner.shape_of(name)) for name, x in flat.items()}
@@ -80,7 +80,7 @@ def _chosen(call: Call, inner: Call):
 
 
 def _filters(call: Call, w: jax.Array, scale: jax.Array, dtype) -> ScaledFilters:
-    """Matrices of scaled numbers with an axis for each label."""
-    values, blocks = ([call.sizes[label] for label in call.labels[name]] for name in ("w", "w_scale"))
-    B, G, S, J = blocks
-    return ScaledFilters(w.reshape(values), lax.reshape(scale, (B, G, S, 1, J, 1)), dtype)
+    """Matrices of scaled numbers with an axis for each label; the scale may be one for all."""
+    B, G, S, J = (call.sizes[label] for label in "BGSJ")
+    of_blocks = jnp.broadcast_to(scale, (B, G, 1, 1, 1, 1)) if scale.ndim == 0 else lax.reshape(scale, (B, G, S, 1, J, 1))
+    return ScaledFilters(w.reshape([call.sizes[label] for label in call.labels["w"]]), of_blocks, dtype)
