@@ -20,7 +20,7 @@ import test_cuda_gram
 import test_cuda_ragged_scaled
 import test_epilogues
 import test_ragged_kernel
-import test_ragged_scaled
+import test_ragged_scaled_kernel
 import test_scaled_dot
 from cases import random
 from cuda_cases import LONG, SHAPES, SLOTS, Case, causal, conv, matmul, numbers_of, pieces, ragged, scaled, weight_only
@@ -131,7 +131,7 @@ def ragged_call(row, sizes, rows, integers=True, offset=0, B=1, P=1, R=1, **colu
 def ragged_scaled_call(row, sizes, slots="wy", blocks=(1, 1), widths=(384, 256), result="bf16", integers=True, **more) -> Call:
     """`sizes`: of groups; `blocks`, `widths`: of the sum, and of the columns of the result.  Rows of nobody, and their scales, are NaN."""
     dtypes = DTYPES[row["second"]], DTYPES[row["operands"]], result
-    drawn = test_ragged_scaled.a_call("nt", slots, blocks, widths, dtypes, sizes=sizes, **more)
+    drawn = test_ragged_scaled_kernel.a_call("nt", slots, blocks, widths, dtypes, sizes=sizes, **more)
     config = RaggedConfig(**{name: row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_n")})
     of_triton = dataclasses.replace(drawn, config=config)
     operands, problem = of_triton.operands(integers), test_cuda_ragged_scaled.for_cuda(drawn.problem)

@@ -20,7 +20,7 @@ import test_ragged_kernel
 import test_scaled_dot
 from calls import each
 from ptxsim import LATE, Fault, Module
-from test_ragged_scaled import a_problem as ragged_scaled_problem
+from test_ragged_scaled_kernel import a_problem as ragged_scaled_problem
 from triton_kernels import CALLS, Call, call, kernel_module, skip_without_compiler
 
 from jaxext.bench import triton_ptx

@@ -14,7 +14,7 @@ from test_depthwise import DepthwiseCall
 from test_gram_kernel import GramCall
 from test_matmul import MatmulCall
 from test_ragged_kernel import RaggedCall
-from test_ragged_scaled import RaggedScaledCall
+from test_ragged_scaled_kernel import RaggedScaledCall
 from test_scaled_dot import ScaledCall
 
 from jaxext.backends.triton.interpreter import DTYPES
