@@ -40,7 +40,7 @@ def fields(problem: RaggedScaledProblem) -> dict[str, int]:
 def refused(problem: RaggedScaledProblem) -> str | None:
     """Return the reason why the kernels do not take it, or None."""
     if problem.role != "nt":
-        return f"the product {problem.role}, want nt: rows times matrices whose last axis is contracted, as with transpose_rhs"
+        return f"the product {problem.role}, want nt, as with transpose_rhs"
     if problem.has_result and problem.blocks[1] > 1:
         return f"the result has scales for {problem.blocks[1]} blocks of columns, want one for each row"
     return refusal("ragged_scaled", fields(problem), (*problem.operand_dtypes, problem.dtypes[2]), problem.arch)

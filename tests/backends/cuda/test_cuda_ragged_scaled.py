@@ -38,7 +38,7 @@ PAIRS = "want fp8e4nv or fp8e5 times fp8e4nv, into bf16 or fp32"
 REFUSED = {
     "another role": (
         a_problem(role="nn", scaled=("x", "w")),
-        "the product nn, want nt: rows times matrices whose last axis is contracted, as with transpose_rhs",
+        "the product nn, want nt, as with transpose_rhs",
     ),
     "scales of the result's columns": (
         a_problem(scaled=("x", "w", "y")),
