@@ -69,7 +69,7 @@ def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
     """The visits, int32 [B,P,visits,5], from ranges [B,P,G], by numpy or a module like it.  `NUMBERS_OF_VISIT` names the five numbers.
 
     A row is written by the visit of its group; a row without a group, by the last visit of its tile, or by the first one.  A tile
-    without a group has a visit that writes zeros.  Surplus visits write nothing.
+    without a group has a visit that writes zeros.  Surplus visits write nothing.  Each names a group that there is, since its bias is read.
     """
     groups = begin.shape[-1]
     count = cdiv(rows, tile) + groups - 1
@@ -96,4 +96,4 @@ def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
     low = numpy.where(shared, gathered(before), start)
     high = numpy.where(following == at, last, stop)
     low, high = numpy.where(inside, low, 0), numpy.where(inside, high, 0)
-    return numpy.stack([group, first, last, low, high], -1).astype("int32")
+    return numpy.stack([numpy.maximum(group, 0), first, last, low, high], -1).astype("int32")

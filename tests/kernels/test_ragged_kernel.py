@@ -202,6 +202,7 @@ def test_visits(seed):
     begin, end = np.where(among, cuts[..., :-1], 0), np.where(among, cuts[..., 1:], 0)
     found = visits(np, begin, end, rows, tile)
     assert found.shape == (2, 1, -(-rows // tile) + groups - 1, 5) and found.dtype == np.int32
+    assert (0 <= found[..., 0]).all() and (found[..., 0] < groups).all()
     for b in range(2):
         written, multiplied = np.zeros(rows, int), np.full(rows, -1)
         for group, first, last, low, high in found[b, 0]:

@@ -201,6 +201,8 @@ def test_sums_of_halves_of_indices():
 
 
 RANGES = test_ragged_kernel.ranges_of((150, 0, 7, 133, 1), B=2, offset=3)  # edges in tiles and several in one; the last rows are nobody's
+# A tile before the first group, edges in tiles, and rows of nobody at the end.
+OFFSET = test_ragged_kernel.ranges_of((50, 0, 7, 93, 1), B=2, offset=140)
 OF_RAGGED = {
     "plain": None,
     "rectified": Epilogue(activation="relu", bias="fp32", scale="bf16", saves=True),
@@ -210,8 +212,9 @@ OF_RAGGED = {
 
 def ragged(role, numbers, epilogue, arch):
     sizes = dict(rows=310, B=2, R=2 if role == "tn" else 1, K=72, N=136)
-    problem = test_ragged_kernel.a_problem(role, RANGES, **sizes, dtypes=(numbers,) * 3, precision="tf32", arch=arch)
-    return call("ragged", dataclasses.replace(problem, epilogue=OF_RAGGED[epilogue]), RANGES)
+    ranges = RANGES if epilogue == "plain" else OFFSET
+    problem = test_ragged_kernel.a_problem(role, ranges, **sizes, dtypes=(numbers,) * 3, precision="tf32", arch=arch)
+    return call("ragged", dataclasses.replace(problem, epilogue=OF_RAGGED[epilogue]), ranges)
 
 
 @pytest.mark.sampled(2)
@@ -273,8 +276,6 @@ def test_scaled(call):
     run(call)
 
 
-# A tile before the first group, edges in tiles, and rows of nobody at the end.
-OFFSET = test_ragged_kernel.ranges_of((50, 0, 7, 93, 1), B=2, offset=140)
 RAGGED_SCALED = {  # role, slots with scales, blocks of depth and columns, their sizes, dtypes
     "weights": ("nn", "w", (1, 136), (136, 136), ("bf16", "i8", "bf16")),
     "packed": ("nn", "w", (3, 136), (192, 136), ("bf16", "i8", "bf16")),
