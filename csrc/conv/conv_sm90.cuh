@@ -281,7 +281,7 @@ struct Convolution {
 // A tile of 128 x 128 keeps 128 accumulators per thread, so one block occupies a multiprocessor, with as many stages as help.  With tiles
 // of 128 x 64, for few channels, two blocks fit a multiprocessor: one multiplies while the other begins or ends, an overlap that this
 // schedule lacks within a block.  Twice 128 x 128, by two warp groups, loads a quarter less for each product, which pays where the model of
-// cuda_conv.py says so for the suite: docs/performance-log.md has the numbers.  Pairs of blocks, one above the other, load the filter
+// cuda_conv.py says so for the suite: benchmarks/notes/gpu.md has the numbers.  Pairs of blocks, one above the other, load the filter
 // together; in wgrad, where few tiles stand above each other and many taps beside, pairs side by side load y together.
 template <ConvRole kRole, int kRank, class Element>
 void AddConvKernels(Dtype dtype, std::vector<ConvKernel>* kernels) {

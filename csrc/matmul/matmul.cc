@@ -31,7 +31,7 @@ bool Computes(const MatmulKernel& kernel, MatmulRole role, const Dtypes& dtypes,
 std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
   const auto& [first, second, result, further] = dtypes;
   if (first != second) {
-    // Gradients of float32 results have such operands.  docs/performance-log.md says why no kernel multiplies float32 by 16 bits.
+    // Gradients of float32 results have such operands.  benchmarks/notes/gpu.md says why no kernel multiplies float32 by 16 bits.
     const bool wide = first == ShortName(Dtype::kF32) || second == ShortName(Dtype::kF32);
     const bool gradient = wide && role != MatmulRole::kNN;
     return "the operands are " + first + " and " + second + ", want one dtype" +

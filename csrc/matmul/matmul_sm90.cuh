@@ -216,7 +216,7 @@ MatmulKernel Pingpong() {
   return Matmul<kRole, kOperands, kResult, kTileM, kTileN, kTileK, kClusterM, Schedule::kPingpong>::Entry();
 }
 
-// The tiles of 16-bit operands, into their own dtype and into float32.  docs/performance-log.md says what each is expected to gain, and
+// The tiles of 16-bit operands, into their own dtype and into float32.  benchmarks/notes/gpu.md says what each is expected to gain, and
 // which others were left out.
 template <MatmulRole kRole, Dtype kOperands>
 std::vector<MatmulKernel> TilesOf() {
