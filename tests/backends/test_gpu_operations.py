@@ -353,6 +353,49 @@ def test_moe(implementation):
     check_gradients(layer, true, (x, gate, up, down, weights, ct), within(0.02), given=(indices,), refusals=UNAVAILABLE, repeated=True)
 
 
+EXPERTS = {
+    "int8": (PAIRS[1], None, (1, N), False),
+    "int4 in blocks": (("bfloat16", "int4"), None, (4, N), False),
+    "fp8 in squares": (PAIRS[0], (M, 4), (4, 3), False),
+    "fp8 in squares, turned": (PAIRS[0], (M, 4), (4, 3), True),
+    "fp8 cotangents, turned": (EIGHT_BITS[1], (M, 1), (1, 3 * 128), True),
+}
+
+
+@BY_EACH
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_ragged_scaled_dot(implementation, kind):
+    """Groups of which some are empty, and rows of nobody, which are NaN with their scales; the gradients of the scales."""
+    dtypes, of_rows, of_matrices, turned = EXPERTS[kind]
+    sizes, columns = np.array([70, 0, 3, 57], np.int32), N if of_matrices[1] == N else 3 * 128
+    x, w = (jnp.asarray(random(of, np.float32, n) * 4).astype(dtypes[n]) for n, of in enumerate([(M, K), (4, K, columns)]))
+    rng, nobody = np.random.default_rng(2), np.arange(M) >= sizes.sum()
+    scales = [jnp.asarray(rng.uniform(0.5, 2, of), jnp.float32) for of in (of_rows, (4, *of_matrices)) if of is not None]
+    ct, numbers = jnp.asarray(random((M, columns), np.float32, 3)), exactly(x)
+    x = x.at[np.flatnonzero(nobody)].set(jnp.nan)
+
+    def product(x, w, *scales):
+        *rows, matrices = scales
+        if rows:
+            rows = [jnp.where(nobody[:, None], jnp.nan, rows[0])]
+        w, matrices = (jnp.swapaxes(of, 1, 2) if turned else of for of in (w, matrices))
+        named = dict(lhs_scale=rows[0]) if rows else {}
+        static = dict(transpose_rhs=turned, preferred_element_type=jnp.float32, implementation=implementation)
+        return jaxext.ragged_scaled_dot(x, w, sizes, rhs_scale=matrices, **named, **static)
+
+    def true(*scales):
+        *rows, matrices = scales
+        wide = exactly(w.astype(jnp.float32)) * spread(matrices, w.shape)
+        left = numbers * (spread(rows[0], x.shape) if rows else 1)
+        return jnp.where(nobody[:, None], 0, jnp.concatenate([left[:70] @ wide[0], left[70:73] @ wide[2], left[73:] @ wide[3]]))
+
+    others = f"{UNAVAILABLE}|{ARCH}|want nt|want fp8e4nv or fp8e5|want one dtype"
+    got = computed(product, (x, w, *scales), others)
+    within(2 * UNIT)(got, np.asarray(true(*map(exactly, scales))))
+    if implementation != "cuda":  # whose kernels are of one role
+        check_gradients(product, true, (*scales, ct), within(4 * UNIT), given=(x, w), refusals=others)
+
+
 @BY_EACH
 def test_layers_in_place(implementation):
     """Slices of stacked weights, and of their gradients, have the same bits wherever they lie."""

@@ -395,6 +395,16 @@ packed = lambda x, w, b, sequences: causal(x, w, b, seq_idx=sequences)
 quantized = lambda x, weight, scale: jaxext.quantized_matmul(x, jaxext.quantization.Quantized(weight, scale))
 of_bytes = lambda x, packed, scale: quantized(x, jaxext.quantization.unpack_int4(packed), scale)
 moe = lambda x, gate, up, down, weights, indices: jaxext.moe(x, indices, weights, gate, up, down)
+ragged_scaled = lambda x, w, scale, sizes: jaxext.ragged_scaled_dot(x, w, sizes, rhs_scale=scale)
+ragged_fp8 = lambda x, w, s, t, sizes: jaxext.ragged_scaled_dot(x, w, sizes, lhs_scale=s, rhs_scale=t, transpose_rhs=True)
+
+
+def moe_int8(x, weights, indices, gate, up, down):
+    """The matrices with scales of one for all, as constants; the third turned."""
+    of = lambda w: jaxext.quantization.Quantized(w, jnp.ones((1, 1, 1), jnp.float32))
+    return jaxext.moe(x, indices, weights, of(gate), of(up), of(down.reshape(64, 1024, 2048)))
+
+
 step_of_newton_schulz = functools.partial(jaxext.newton_schulz, steps=1)
 
 
@@ -417,6 +427,10 @@ GATED = struct(4096, 1024), struct(1024, 2, 4096)
 FILTERS = struct(8, 28, 28, 256), struct(256, 3, 3, 256), struct(256), struct(8, 28, 28, 256)
 EXPERTS = struct(4096, 2048), struct(64, 2048, 1024), struct(64, dtype=jnp.int32)
 MOE = struct(64, 2048), *[struct(64, 2048, 1024)] * 2, struct(64, 1024, 2048), struct(64, 4), struct(64, 4, dtype=jnp.int32)
+INT8_EXPERTS, SCALES_OF_EXPERTS = struct(64, 2048, 1024, dtype=jnp.int8), struct(64, 1, 1024, dtype=jnp.float32)
+E4M3 = jnp.float8_e4m3fn
+FP8_EXPERTS = struct(4096, 2048, dtype=E4M3), struct(64, 1024, 2048, dtype=E4M3), struct(4096, 16, dtype=jnp.float32)
+FP8_EXPERTS += struct(64, 8, 16, dtype=jnp.float32), EXPERTS[2]
 MANY, FEW, SCALES = struct(512, 4096), struct(32, 4096), struct(32, 4096, dtype=jnp.float32)
 INT8, INT4, BYTES = struct(4096, 4096, dtype=jnp.int8), struct(4096, 4096, dtype=jnp.int4), struct(4096, 2048, dtype=jnp.uint8)
 BACK = at_most(4, 1)  # the partial sums of weight and bias are added by few small kernels
@@ -433,6 +447,10 @@ OPERATIONS = {
     "ragged": (jaxext.ragged_dot, EXPERTS, KERNELS, at_most(5, 1), at_most(7, 2)),
     # sorting the choices, the places of groups, the gathers of rows, and gate times up are the rest
     "moe": (moe, MOE, ["triton"], at_most(20, 3), at_most(20, 6)),
+    # the same ranges; of scaled rows of nobody the scale is masked
+    "ragged, int8": (ragged_scaled, (EXPERTS[0], INT8_EXPERTS, SCALES_OF_EXPERTS, EXPERTS[2]), ["triton"], at_most(5, 1)),
+    "ragged, fp8": (ragged_fp8, FP8_EXPERTS, KERNELS, at_most(6, 1)),
+    "moe, int8": (moe_int8, (*MOE[:1], *MOE[4:], *[INT8_EXPERTS] * 3), ["triton"], at_most(22, 3)),
     # two products, the slope times the cotangent, and the bias's gradient; a copy is that of an argument, which becomes a result as it is
     "linear": (linear, LINEAR, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),
     "gated": (gated, GATED, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),
