@@ -1,4 +1,4 @@
-"""Products with quantised weights, and of scaled numbers, on a CPU: jaxext's against dequantise-then-dot, interleaved.
+"""Products with quantised weights and experts, and of scaled numbers, on a CPU: jaxext's against dequantise-then-dot, interleaved.
 
     python -m benchmarks.quantized --json quantized_cpu.json
 
@@ -21,6 +21,7 @@ from .race import outcome, race, run
 
 LAYER, K, N = "llama-3 8B, attention", 4096, 4096
 ROWS = (1, 4, 16, 64, 128)
+EXPERTS, ROWS_OF_EXPERT = (16, 1024, 2048), (1, 8, 64)  # matrices of so many experts; every other expert has rows
 EIGHT = jnp.float8_e4m3fn
 
 
@@ -80,6 +81,24 @@ def _wide(x, quantized: bool = False) -> jax.Array:
 FORMS = {"jaxext": ours, "dequantized": dequantized, "wide": wide}
 
 
+def experts_of(product: Callable) -> Callable:
+    """Return the ragged product of the rows of every other expert."""
+
+    def function(x, w):
+        groups = EXPERTS[0]
+        sizes = jnp.where(jnp.arange(groups) % 2 == 0, 2 * x.shape[0] // groups, 0)
+        return product(x, w, sizes)
+
+    return function
+
+
+FORMS_OF_EXPERTS = {
+    "jaxext": experts_of(lambda x, w, sizes: jaxext.ragged_scaled_dot(x, w[0].qvalue, sizes, rhs_scale=w[0].scale)),
+    "dequantized": experts_of(lambda x, w, sizes: jaxext.ragged_dot(x, _wide(w, quantized=True), sizes)),
+    "wide": experts_of(lambda x, w, sizes: jaxext.ragged_dot(x, _wide(w), sizes)),
+}
+
+
 def gradient(f: Callable) -> Callable:
     """Return the function of x, w and ct that computes the gradient of `f` in x."""
     return lambda x, w, ct: jax.vjp(lambda x: f(x, w), x)[1](ct)[0]
@@ -96,6 +115,13 @@ def rows(all_rows, rounds: int) -> Iterator[dict]:
             if format.activations is None and M in (16, 128):
                 backward = {name: gradient(f) for name, f in FORMS.items()}
                 yield {"row": "gradient in x"} | row | _race(backward, [*arrays, ct], rounds)
+
+    w = jax.random.normal(jax.random.key(0), EXPERTS, jnp.float32)
+    for each in ROWS_OF_EXPERT:
+        x = jax.random.normal(jax.random.key(1), (each * EXPERTS[0] // 2, EXPERTS[1]), jnp.float32)
+        for kind in [kind for kind, format in FORMATS.items() if format.activations is None]:
+            row = {"row": "experts", "layer": f"{EXPERTS[0]} experts", "shape": [x.shape[0], *EXPERTS[1:]], "format": kind}
+            yield row | _race(FORMS_OF_EXPERTS, [x, _pair(w, FORMATS[kind].weights)], rounds)
 
 
 def _pair(x: jax.Array, quantize: Callable | None):
