@@ -1,4 +1,4 @@
-"""Products with quantised weights and experts, and of scaled numbers, on a CPU: jaxext's against dequantise-then-dot, interleaved.
+"""Products with quantised weights, and of scaled numbers, on a CPU: jaxext's against dequantise-then-dot, interleaved.
 
     python -m benchmarks.quantized --json quantized_cpu.json
 
@@ -21,7 +21,6 @@ from .race import outcome, race, run
 
 LAYER, K, N = "llama-3 8B, attention", 4096, 4096
 ROWS = (1, 4, 16, 64, 128)
-EXPERTS, ROWS_OF_EXPERT = (16, 1024, 2048), (1, 8, 64)  # matrices of so many experts; every other expert has rows
 EIGHT = jnp.float8_e4m3fn
 
 
@@ -60,11 +59,11 @@ FORMATS = {
 
 def dequantized(x, w):
     """The product of small numbers made wide: w is a pair of the quantised and the wide array, and so is x if it is quantised."""
-    return jnp.matmul(_wide(x, quantized=True), _wide(w, quantized=True))
+    return jnp.matmul(made_wide(x, quantized=True), made_wide(w, quantized=True))
 
 
 def wide(x, w):
-    return jnp.matmul(_wide(x), _wide(w))
+    return jnp.matmul(made_wide(x), made_wide(w))
 
 
 def ours(x, w):
@@ -74,29 +73,11 @@ def ours(x, w):
     return jaxext.scaled_dot(x.qvalue, w.qvalue, lhs_scale=x.scale, rhs_scale=w.scale, preferred_element_type=of.dtype)
 
 
-def _wide(x, quantized: bool = False) -> jax.Array:
+def made_wide(x, quantized: bool = False) -> jax.Array:
     return x if not isinstance(x, tuple) else x[0].dequantize().astype(x[1].dtype) if quantized else x[1]
 
 
 FORMS = {"jaxext": ours, "dequantized": dequantized, "wide": wide}
-
-
-def experts_of(product: Callable) -> Callable:
-    """Return the ragged product of the rows of every other expert."""
-
-    def function(x, w):
-        groups = EXPERTS[0]
-        sizes = jnp.where(jnp.arange(groups) % 2 == 0, 2 * x.shape[0] // groups, 0)
-        return product(x, w, sizes)
-
-    return function
-
-
-FORMS_OF_EXPERTS = {
-    "jaxext": experts_of(lambda x, w, sizes: jaxext.ragged_scaled_dot(x, w[0].qvalue, sizes, rhs_scale=w[0].scale)),
-    "dequantized": experts_of(lambda x, w, sizes: jaxext.ragged_dot(x, _wide(w, quantized=True), sizes)),
-    "wide": experts_of(lambda x, w, sizes: jaxext.ragged_dot(x, _wide(w), sizes)),
-}
 
 
 def gradient(f: Callable) -> Callable:
@@ -110,26 +91,19 @@ def rows(all_rows, rounds: int) -> Iterator[dict]:
         x, ct = (jax.random.normal(jax.random.key(n), (M, n), jnp.float32) for n in (K, N))
         for kind, format in FORMATS.items():
             row = {"layer": LAYER, "shape": [M, K, N], "format": kind}
-            arrays = [_pair(x, format.activations), _pair(w, format.weights)]
-            yield {"row": "forward"} | row | _race(FORMS, arrays, rounds)
+            arrays = [pair(x, format.activations), pair(w, format.weights)]
+            yield {"row": "forward"} | row | race_of_pairs(FORMS, arrays, rounds)
             if format.activations is None and M in (16, 128):
                 backward = {name: gradient(f) for name, f in FORMS.items()}
-                yield {"row": "gradient in x"} | row | _race(backward, [*arrays, ct], rounds)
-
-    w = jax.random.normal(jax.random.key(0), EXPERTS, jnp.float32)
-    for each in ROWS_OF_EXPERT:
-        x = jax.random.normal(jax.random.key(1), (each * EXPERTS[0] // 2, EXPERTS[1]), jnp.float32)
-        for kind in [kind for kind, format in FORMATS.items() if format.activations is None]:
-            row = {"row": "experts", "layer": f"{EXPERTS[0]} experts", "shape": [x.shape[0], *EXPERTS[1:]], "format": kind}
-            yield row | _race(FORMS_OF_EXPERTS, [x, _pair(w, FORMATS[kind].weights)], rounds)
+                yield {"row": "gradient in x"} | row | race_of_pairs(backward, [*arrays, ct], rounds)
 
 
-def _pair(x: jax.Array, quantize: Callable | None):
+def pair(x: jax.Array, quantize: Callable | None):
     """The quantised array and its values."""
     return x if quantize is None else ((q := quantize(x)), q.dequantize().astype(jnp.float32))
 
 
-def _race(forms, arrays, rounds) -> dict:
+def race_of_pairs(forms, arrays, rounds) -> dict:
     """Quantised arrays are arguments, not constants that XLA would fold."""
     leaves, tree = jax.tree.flatten(arrays)
 

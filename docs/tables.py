@@ -197,6 +197,11 @@ SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "j
         lambda row: f"{row['row']}, {row['format']}",
         {"dequantized": "dequantized first", "wide": "wide already"},
     ),
+    "ragged_scaled_dot": lambda: pairs(
+        "quantized_experts_cpu.json",
+        lambda row: f"{row['format']}, {row['row']}",
+        {"dequantized": "dequantized first", "wide": "wide already"},
+    ),
     "loops": lambda: pairs(
         "loops_cpu.json", lambda row: f"{row['row']}, {row['problem']}", {"lax": "lax in the loop", "unrolled": "lax without it"}
     ),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxext
-from benchmarks import causal, private_training, quantized, training_memory
+from benchmarks import causal, private_training, quantized, quantized_experts, training_memory
 
 NETWORK, MAKE, _ = private_training.NETWORKS["MLP 784-512-512-10, 128 examples"]
 FORMATS = {name: quantized.FORMATS[name] for name in ("int8", "fp8, blocks and squares of 128")}
@@ -15,6 +15,7 @@ FORMATS = {name: quantized.FORMATS[name] for name in ("int8", "fp8, blocks and s
 SMALL = {
     "causal": (causal, {"SHAPES": ((1, 8, 4, 2),), "STEP": (2, 4, 2)}, 3, {"jaxext"}),
     "private": (private_training, {"NETWORKS": {"a": (NETWORK, MAKE, (4, 16))}}, 1, {"jaxext", "vmap, lax", "vmap, jaxext"}),
+    "quantized experts": (quantized_experts, {"EXPERTS": (4, 256, 8)}, 9, {"jaxext", "dequantized", "wide"}),
     "quantized": (quantized, {"FORMATS": FORMATS, "K": 256, "N": 8, "ROWS": (16,)}, 3, {"jaxext", "dequantized", "wide"}),
 }
 
