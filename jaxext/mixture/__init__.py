@@ -165,7 +165,12 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
             refuse_dtype("moe", f"{argument}.qvalue", of.dtype, integers=True)
             refuse_blocks("moe", scale, arrays[scale].shape, f"{argument}.qvalue", of.shape)
         elif argument not in ("indices", "weights") and not jnp.issubdtype(of.dtype, jnp.floating):
-            raise TypeError(f"moe: {argument} is {of.dtype}, want floating-point numbers")
+            hint = ", or a Quantized of them" if argument != "x" else ""
+            raise TypeError(f"moe: {argument} is {of.dtype}, want floating-point numbers{hint}")
+        elif argument not in ("indices", "weights", "x") and of.dtype != x.dtype and 1 in (of.dtype.itemsize, x.dtype.itemsize):
+            raise TypeError(
+                f"moe: {argument} is {of.dtype} and x is {x.dtype}, want one dtype, wider numbers, or a Quantized with its scales"
+            )
     if x.ndim == 0:
         raise TypeError("moe: x has the shape (), want (..., D)")
     if not jnp.issubdtype(indices.dtype, jnp.integer) or indices.ndim != x.ndim or indices.shape[:-1] != x.shape[:-1]:

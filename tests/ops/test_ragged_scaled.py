@@ -385,6 +385,7 @@ A, B = np.ones((M, K), np.float32), np.ones((G, K, N), np.int8)
         (dict(lhs_scale=np.ones((M, 1), np.int32)), TypeError, "lhs_scale is int32, want floating-point numbers$"),
         (dict(preferred_element_type="int32"), TypeError, "preferred_element_type is int32, want a floating-point dtype"),
         (dict(preferred_element_type="floaty"), TypeError, "preferred_element_type is 'floaty', want a dtype"),
+        (dict(transpose_rhs="no"), TypeError, "transpose_rhs is 'no', want True or False"),
         (dict(implementation="none"), ValueError, "implementation is 'none', want one of"),
         (dict(out_sharding=P("x")), ValueError, "out_sharding is .*, want one for 2 axes, on a mesh with explicit axes"),
     ],
@@ -393,6 +394,16 @@ A, B = np.ones((M, K), np.float32), np.ones((G, K, N), np.int8)
 def test_errors(change, error, message):
     with pytest.raises(error, match=f"ragged_scaled_dot: {message}"):
         jaxext.ragged_scaled_dot(**dict(lhs=A, rhs=B, group_sizes=SHORT) | change)
+
+
+def test_the_gradient_of_a_scale_of_16_bits_is_rounded_once():
+    """Partial sums of 24,000 and more leave the range of float16, and of their difference bfloat16 keeps nothing."""
+    lhs, rhs, sizes = np.full((2, 8), 100, np.float32), np.ones((1, 8, 4), np.float32), np.array([2])
+    for dtype in (jnp.float16, jnp.bfloat16):
+        dot = lambda s: jaxext.ragged_scaled_dot(lhs, rhs, sizes, lhs_scale=s, preferred_element_type=np.float32)
+        _, pull = jax.vjp(dot, jnp.ones((1, 1), dtype))
+        (gradient,) = pull(jnp.array([[30] * 4, [-29] * 4], jnp.float32))
+        assert gradient.item() == 3200
 
 
 @pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGH, jax.lax.DotAlgorithmPreset.F32_F32_F32], ids=str)

@@ -70,4 +70,4 @@ def ragged_scaled_dot(
     """
     arrays = {"lhs": lhs, "rhs": rhs, "group_sizes": group_sizes} | given(lhs_scale=lhs_scale, rhs_scale=rhs_scale)
     static = dict(precision=precision, out_sharding=out_sharding, implementation=implementation)
-    return form.product("ragged_scaled_dot", arrays, preferred_element_type, transpose_rhs=bool(transpose_rhs), **static)
+    return form.product("ragged_scaled_dot", arrays, preferred_element_type, transpose_rhs=transpose_rhs, **static)

@@ -15,9 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxext._messages import format_value
+from jaxext.backends.xla_products import summed
 from jaxext.core.call import Call
 from jaxext.core.checks import checked
 from jaxext.core.family import Family, declare
@@ -78,6 +80,8 @@ def product(name: str, arrays: Mapping[str, Any], dtype, *, transpose_rhs: bool,
     for side in ("lhs", "rhs"):
         if hasattr(arrays[side], "qvalue"):
             raise TypeError(f"{name}: {side} is {format_value(arrays[side])}, want its qvalue, and its scale as {side}_scale")
+    if not isinstance(transpose_rhs, bool | np.bool_):
+        raise TypeError(f"{name}: transpose_rhs is {format_value(transpose_rhs)}, want True or False")
     given = checked(name, arrays)
     lhs, rhs, sizes = given["lhs"], given["rhs"], given["group_sizes"]
     for side, rank, wanted in (("lhs", 2, "(M, K)"), ("rhs", 3, "(G, N, K)" if transpose_rhs else "(G, K, N)")):
@@ -94,7 +98,7 @@ def product(name: str, arrays: Mapping[str, Any], dtype, *, transpose_rhs: bool,
             scaled.refuse_blocks(name, scale, given[scale].shape, side, given[side].shape)
     wide = lhs.dtype if lhs.dtype.itemsize > 1 else jnp.bfloat16
     dtype = scaled.dtype_of_result(name, wide if dtype is None else dtype)
-    key = name, tuple(given), transpose_rhs, dtype
+    key = name, tuple(given), bool(transpose_rhs), dtype
     return compiled(_product, key, FAMILY, implementation, tuple(given.values()), static, name=name)
 
 
@@ -116,7 +120,9 @@ def _product(name, names, transpose_rhs, dtype, *arrays, out_sharding, implement
         x, cuts = given[side], axes[side]
         operands[slot] = divided(x, [[x.shape[0]], *(part for cut in cuts for part in cut.parts)])
         if (scale := given.get(f"{side}_scale")) is not None:
-            whole = spread(scale.reshape(counts[side]), (x.shape[0], *(count for cut in cuts for count in cut.counts)))
+            # the gradient of a scale of several rows or blocks is a sum
+            wide = scale.astype(summed(scale.dtype)).reshape(counts[side])
+            whole = spread(wide, (x.shape[0], *(count for cut in cuts for count in cut.counts)))
             operands[f"{slot}_scale"] = lax.squeeze(whole, [i for i, cut in enumerate(cuts, 1) if not cut.scaled[0]])
     if (of_rows := operands.get(f"{first}_scale")) is not None:
         # of rows of no group it is not read
