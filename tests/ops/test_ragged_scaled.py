@@ -192,8 +192,8 @@ WAYS = [Ways("groups", 2, 4), Ways("groups", 1), Ways("listed", 4), Ways("dense"
 def test_every_way_to_compute(way, dtypes, monkeypatch):
     """There are a batch and rows of other groups; a loop makes wide the matrix of one group at a time."""
     one_term, wide = way.algorithm == "gathered", []
-    of = ScaledFilters.of
-    monkeypatch.setattr(ScaledFilters, "of", lambda self, part: wide.append(of(self, part)) or wide[-1])
+    widened = ScaledFilters.widened
+    monkeypatch.setattr(ScaledFilters, "widened", lambda self, part: wide.append(widened(self, part)) or wide[-1])
     monkeypatch.setattr(XlaRagged, "candidates", lambda self, call: (Ways("dense") if one_term and call.open == "w" else way,))
     k = n = 1 if one_term else 4
     x, w, ct = small((2, 3, M, k), dtypes[0], 0), small((2, G, k, n), dtypes[1], 1), small((2, 3, M, n), jnp.float32, 2)

@@ -38,7 +38,7 @@ SCALES = {"x": ("B", "P", "R", "M", "S"), "w": ("B", "G", "S", "J"), "y": ("B", 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ScaledTiedForm(TiedForm):
-    """Its calls tell the implementation that the user named: `xla` computes a product by a ragged one, with the same name or none."""
+    """A tied form whose calls hold the implementation that the user named: `xla` passes the name on to the ragged product it computes."""
 
     def call(self, open, avals, *, static, **facts) -> Call:
         return dataclasses.replace(super().call(open, avals, static=static, **facts), parameters=static)
@@ -119,7 +119,7 @@ def _product(name, names, transpose_rhs, dtype, *arrays, out_sharding, implement
             whole = spread(scale.reshape(counts[side]), (x.shape[0], *(count for cut in cuts for count in cut.counts)))
             operands[f"{slot}_scale"] = lax.squeeze(whole, [i for i, cut in enumerate(cuts, 1) if not cut.scaled[0]])
     if (of_rows := operands.get(f"{first}_scale")) is not None:
-        # of rows of no group it is not read
+        # The scale of a row of no group is not read.
         inside = ragged.group_mask(begin, end, of_rows.astype(jnp.float32).sum(tuple(range(1, of_rows.ndim))), 0)
         operands[f"{first}_scale"] = jnp.where(lax.expand_dims(inside, range(1, of_rows.ndim)), of_rows, jnp.ones((), of_rows.dtype))
     params, _ = lax_params(functools.partial(lax.dot, precision=precision), *[jax.ShapeDtypeStruct((1, 1), jnp.float32)] * 2)
