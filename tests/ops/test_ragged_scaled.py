@@ -395,6 +395,16 @@ def test_errors(change, error, message):
         jaxext.ragged_scaled_dot(**dict(lhs=A, rhs=B, group_sizes=SHORT) | change)
 
 
+def test_a_symbolic_number_of_groups():
+    """It is refused, as lax refuses it."""
+    (groups,) = jax.export.symbolic_shape("g")
+    types = [
+        jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((M, K), np.float32), ((groups, K, N), np.int8), ((groups,), np.int32))
+    ]
+    with pytest.raises(TypeError, match=r"ragged_scaled_dot: rhs has the shape \(g, 12, 6\), want a number of groups that is no symbol"):
+        jax.eval_shape(jaxext.ragged_scaled_dot, *types)
+
+
 @pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGH, jax.lax.DotAlgorithmPreset.F32_F32_F32], ids=str)
 def test_the_precision_of_a_call(precision):
     wanted = {"highest": "precision=(Precision.HIGHEST, Precision.HIGHEST)", jax.lax.Precision.HIGH: "precision=(Precision.HIGH, Precision"}

@@ -86,6 +86,8 @@ def product(name: str, arrays: Mapping[str, Any], dtype, *, transpose_rhs: bool,
             raise TypeError(f"{name}: {side} has the shape {given[side].shape}, want {wanted}")
     if (got := rhs.shape[2 if transpose_rhs else 1]) != lhs.shape[1]:
         raise TypeError(f"{name}: the sum runs over {got} elements of rhs, of the shape {rhs.shape}, want {lhs.shape[1]}, as lhs has")
+    if not isinstance(rhs.shape[0], int):
+        raise TypeError(f"{name}: rhs has the shape {rhs.shape}, want a number of groups that is no symbol")
     if sizes.shape != rhs.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want an integer for each of the {rhs.shape[0]} groups")
     for side in ("lhs", "rhs"):
