@@ -1,4 +1,4 @@
-// What the kernels of ragged products of scaled 8-bit floats refuse, and from a configuration to its kernel.
+// The refusals of ragged products of scaled 8-bit floats, and the kernel of a configuration.
 #include "ragged_scaled/ragged_scaled.h"
 
 #include <algorithm>
@@ -41,8 +41,12 @@ Reason RaggedScaledRefuses(const RaggedScaledProblem& p, const Dtypes& dtypes, s
   if (Empty(p)) return {};
   const int64_t matrices = std::max(Product({p.B, p.P, p.R}), Product({p.B, p.G}));
   if (matrices > kMostOfAxis) return Text(p) + " make 2^31 matrices or more, want fewer";
-  if (Product({p.B, p.G, p.N, p.K}) > kMostElements) return "an array of " + Text(p) + " has 2^38 elements or more, want fewer";
-  if (Reason reason = CheckScaledSizes(MatricesOf(p), dtypes.result)) return reason;
+  if (std::max({Product({p.B, p.P, p.R, p.M, p.K}), Product({p.B, p.G, p.N, p.K}), Product({p.B, p.P, p.R, p.M, p.N})}) > kMostElements) {
+    return "an array of " + Text(p) + " has 2^38 elements or more, want fewer";
+  }
+  ScaledProblem one = MatricesOf(p);
+  one.B = 1;
+  if (Reason reason = CheckScaledSizes(one, dtypes.result)) return reason;
   for (const ScaledKernel& kernel : kernels) {
     if (computes(kernel) && Tiles(p, kernel.config) <= kMostOfAxis) return {};
   }

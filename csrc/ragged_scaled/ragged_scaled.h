@@ -27,10 +27,10 @@ const std::vector<ScaledKernel>& RaggedScaledKernels();
 // The number of visits of a matrix of rows, in tiles of `tile_m` rows.
 inline int64_t VisitsOf(const RaggedScaledProblem& p, int64_t tile_m) { return Sum(Sum(p.M / tile_m + (p.M % tile_m > 0), p.G), -1); }
 
-// Of a, b and d.
+// The reason why no kernel takes a problem with these dtypes of a, b and d.
 Reason RaggedScaledRefuses(const RaggedScaledProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
-// d.  A scale of columns that have one each has them beside each other.
+// Computes d.  A scale of columns that have one each has them beside each other.
 Status LaunchRaggedScaled(const RaggedScaledProblem& problem, const RaggedScaledConfig& config, Dtype first, Dtype second, Dtype result,
                           const void* a, const void* b, const Scale& left, const Scale& right, const int32_t* visits, void* d,
                           LaunchStream stream);

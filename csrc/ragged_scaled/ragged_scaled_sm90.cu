@@ -1,4 +1,4 @@
-// Of matrices that are float8_e4m3fn, and rows that are that or float8_e5m2, as cotangents are.
+// The kernels of matrices in float8_e4m3fn and rows in that or float8_e5m2, as cotangents are.
 #include "scaled/scaled_sm90.cuh"
 
 #include "ragged_scaled/ragged_scaled.h"
@@ -6,7 +6,7 @@
 namespace jaxext {
 namespace {
 
-// As in `ScaledKernelsOf`: a tile for many rows, and one for few.
+// A tile for many rows, and one for few, as in `ScaledKernelsOf`.
 template <class ElementA>
 std::vector<ScaledKernel> KernelsOf(Dtype first) {
   using ElementB = cutlass::float_e4m3_t;

@@ -68,8 +68,8 @@ Reason ScaledRefuses(const ScaledProblem& problem, const Dtypes& dtypes, std::op
 Status LaunchScaled(const ScaledProblem& problem, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a,
                     const void* b, const Scale& left, const Scale& right, void* d, LaunchStream stream);
 
-// What ragged products of scaled numbers share: the reason if rows, scales or elements are not as the kernels want them, whatever the tile;
-// and if arrays are not.
+// Shared with ragged products of scaled numbers: the reason if sizes are not as the kernels want them, whatever the tile; and if arrays are
+// not.
 Reason CheckScaledSizes(const ScaledProblem& problem, const std::string& result);
 Reason CheckScaledArrays(const ScaledProblem& problem, const void* a, const void* b, const Scale& right, const void* d);
 

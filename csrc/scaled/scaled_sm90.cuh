@@ -51,7 +51,7 @@ struct ScaledProduct {
   struct Visit : TileOrigin {
     int b, first, last, low, high;
   };
-  using Work = cute::conditional_t<kRagged, Visit, TileOrigin>;
+  using Origin = cute::conditional_t<kRagged, Visit, TileOrigin>;
 
   // Of each warp: rows of the result, and the scales of columns that have one each.
   struct Scratch {
@@ -85,7 +85,7 @@ struct ScaledProduct {
     static CUTLASS_DEVICE int FirstTile() { return kRagged ? blockIdx.x : blockIdx.y; }
     static CUTLASS_DEVICE int Clusters() { return kRagged ? gridDim.x : gridDim.y; }
 
-    static CUTLASS_DEVICE Work TileOf(const Params& params, int index) {
+    static CUTLASS_DEVICE Origin TileOf(const Params& params, int index) {
       const auto cluster = params.order[index];
       if constexpr (kRagged) {
         const RaggedRows& ragged = params.ragged;
@@ -107,26 +107,26 @@ struct ScaledProduct {
       return params.batch;
     }
 
-    static CUTLASS_DEVICE int MatrixB(const Work& tile) {
+    static CUTLASS_DEVICE int MatrixB(const Origin& tile) {
       if constexpr (kRagged) return tile.b;
       return tile.batch;
     }
 
-    static CUTLASS_DEVICE int FirstStep(const Params& params, const Work& tile) { return tile.split * params.steps_of_split; }
+    static CUTLASS_DEVICE int FirstStep(const Params& params, const Origin& tile) { return tile.split * params.steps_of_split; }
 
-    static CUTLASS_DEVICE int StepsOf(const Params& params, const Work& tile) {
+    static CUTLASS_DEVICE int StepsOf(const Params& params, const Origin& tile) {
       if constexpr (kRagged) {
         if (tile.first >= tile.last) return 0;
       }
       return cute::max(0, cute::min(params.steps_of_split, params.steps - FirstStep(params, tile)));
     }
 
-    // Whether a row of the result is a sum, or zero, and whether it is written.
-    static CUTLASS_DEVICE bool IsSum(const Work& tile, int row) {
+    // A row of the result is a sum, or else zero; and it is written, or left to others.
+    static CUTLASS_DEVICE bool IsSum(const Origin& tile, int row) {
       if constexpr (kRagged) return tile.first <= row && row < tile.last;
       return true;
     }
-    static CUTLASS_DEVICE bool IsWritten(const Params& params, const Work& tile, int row) {
+    static CUTLASS_DEVICE bool IsWritten(const Params& params, const Origin& tile, int row) {
       if constexpr (kRagged) return tile.low <= row && row < tile.high;
       return row < params.m;
     }
@@ -156,7 +156,7 @@ struct ScaledProduct {
       const auto b = params.mainloop.tma_load_b.get_tma_tensor(cute::make_shape(params.n, params.k, MatricesB(params)));
       const auto tiles = cute::make_coord(cute::_, cute::_, cute::_);
       for (int index = FirstTile(); index < params.order.tiles; index += Clusters()) {
-        const Work tile = TileOf(params, index);
+        const Origin tile = TileOf(params, index);
         const int steps = StepsOf(params, tile);
         if (kRagged && steps == 0) continue;
         const int depth = FirstStep(params, tile) * kTileK;
@@ -178,7 +178,7 @@ struct ScaledProduct {
       const float* columns;
       int column;  // where the tile begins
 
-      CUTLASS_DEVICE Scales(const Params& params, const Work& tile, int thread) : column(tile.column) {
+      CUTLASS_DEVICE Scales(const Params& params, const Origin& tile, int thread) : column(tile.column) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 2; ++i) {
           const int row = cute::min(tile.row + thread / 32 * 16 + thread % 32 / 4 + i * 8, params.m - 1);
@@ -218,7 +218,7 @@ struct ScaledProduct {
 
       typename Mainloop::PipelineState state;
       for (int index = FirstTile(); index < params.order.tiles; index += Clusters()) {
-        const Work tile = TileOf(params, index);
+        const Origin tile = TileOf(params, index);
         const Scales scales(params, tile, thread);
         const int first = FirstStep(params, tile), last = first + StepsOf(params, tile);
         cute::clear(sums);
@@ -303,7 +303,7 @@ struct ScaledProduct {
 
     // Through shared memory, so that a warp stores whole lines of 128 bytes.
     template <class Result>
-    static CUTLASS_DEVICE void Store(const Params& params, Scratch& scratch, const Sums& sums, const Work& tile, int thread) {
+    static CUTLASS_DEVICE void Store(const Params& params, Scratch& scratch, const Sums& sums, const Origin& tile, int thread) {
       constexpr int kLine = 128 / sizeof(Result), kVector = 16 / sizeof(Result);  // columns of a line, and of 16 bytes
       const int lane = thread % 32, first_row = tile.row + thread / 32 * 16;
       Result* const out = static_cast<Result*>(params.d) + (int64_t(tile.split) * params.batch + tile.batch) * params.m * params.n;

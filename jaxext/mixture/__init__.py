@@ -29,6 +29,7 @@ from jaxext.lax.dispatch import compiled, named
 from jaxext.mixture.routed_rows import combine, dispatch
 from jaxext.ops.ragged import form, ragged_gated_linear_unit, ragged_linear
 from jaxext.ops.ragged_scaled import ragged_scaled_dot
+from jaxext.ops.scaled.blocks import spread
 from jaxext.ops.scaled.form import refuse_blocks, refuse_dtype
 
 __all__ = ["moe"]
@@ -91,8 +92,8 @@ def moe(
       weights: shape (..., k): their weights.
       w_gate: shape (E, D, F).  None: no gate, so activation(x w_up[e]) w_down[e], or the gate is in w_up.
       w_up: shape (E, D, F), or (E, D, 2, F) with the gate first, as for `ragged_gated_linear_unit`, whose kernel computes both at once.
-      w_down: shape (E, F, D).  Each of the three may be a `Quantized` of this shape, such as `quantization.quantize(w_down)`, without a
-        zero point: its product is a `ragged_scaled_dot`.
+      w_down: shape (E, F, D).  Each of the three may be a `Quantized` with three axes and without a zero point, such as
+        `quantization.quantize(w_down)`: its product is a `ragged_scaled_dot`.
       activation: as in `linear`.
       capacity: how many choices an expert takes at most: the first ones, in the order of the rows, and of j within a row.  Others
         contribute zero.  None drops nothing.
@@ -106,8 +107,8 @@ def moe(
       implementation: as in `ragged_linear`.
 
     Returns:
-      the shape of x, of the dtype that x and the matrices that are not quantised have together.  The sum over j is taken in float32 for
-      16 bits.
+      the shape of x, of the dtype that x and the matrices that are not quantised have together; bfloat16 for rows of 8 bits beside
+      quantised ones.  The sum over j is taken in float32 for 16 bits.
 
     Examples:
       >>> x, w = jnp.ones((3, 2)), jnp.stack([jnp.eye(2), 2 * jnp.eye(2)])
@@ -224,6 +225,8 @@ def _layer(arrays: dict[str, jax.Array], *, capacity, axis_name, n, fused) -> tu
     dropped = (chosen == experts).reshape(indices.shape)
     matrices = {argument: _matrix(arrays, argument) for argument in ("w_gate", "w_up", "w_down") if argument in arrays}
     dtype = jnp.result_type(x, *(w for w in matrices.values() if not isinstance(w, tuple)))
+    if dtype.itemsize == 1 and any(isinstance(w, tuple) for w in matrices.values()):
+        dtype = jnp.dtype(jnp.bfloat16)
     if 0 in (k, experts, capacity) or 0 in x.shape:
         return jnp.zeros(x.shape, dtype), dropped
     rows, choices = x.reshape(-1, x.shape[-1]), (chosen.reshape(-1, k), weights.reshape(-1, k))
@@ -274,7 +277,7 @@ def _matrix(arrays: dict[str, jax.Array], argument: str) -> Any:
     if scale is None:
         return w
     scale = scale.reshape(scale.shape or (1, 1, 1))
-    return w, scale if scale.shape[0] == w.shape[0] else jnp.broadcast_to(scale, (w.shape[0], *scale.shape[1:]))
+    return w, spread(scale, (w.shape[0], *scale.shape[1:]))
 
 
 def _experts(fused: dict[str, Any], x, matrices: dict[str, Any], sizes, scale=None) -> jax.Array:

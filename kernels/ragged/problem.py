@@ -86,7 +86,7 @@ def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
         found = numpy.take_along_axis(values, numpy.maximum(group, 0), -1)
         return numpy.where(group >= 0, found, otherwise)
 
-    at = visit - gathered(more)  # the tile
+    at = numpy.minimum(visit - gathered(more), cdiv(rows, tile))  # the tile; the product of a surplus one may not fit 32 bits
     inside, start, stop = at * tile < rows, at * tile, numpy.minimum((at + 1) * tile, rows)
     multiplies = inside & (at <= gathered(last_tile, -1))
     first = numpy.where(multiplies, numpy.maximum(gathered(begin), start), start)

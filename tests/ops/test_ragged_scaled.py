@@ -192,8 +192,8 @@ WAYS = [Ways("groups", 2, 4), Ways("groups", 1), Ways("listed", 4), Ways("dense"
 def test_every_way_to_compute(way, dtypes, monkeypatch):
     """There are a batch and rows of other groups; a loop makes wide the matrix of one group at a time."""
     one_term, wide = way.algorithm == "gathered", []
-    of = ScaledFilters.of
-    monkeypatch.setattr(ScaledFilters, "of", lambda self, part: wide.append(of(self, part)) or wide[-1])
+    widened = ScaledFilters.widened
+    monkeypatch.setattr(ScaledFilters, "widened", lambda self, part: wide.append(widened(self, part)) or wide[-1])
     monkeypatch.setattr(XlaRagged, "candidates", lambda self, call: (Ways("dense") if one_term and call.open == "w" else way,))
     k = n = 1 if one_term else 4
     x, w, ct = small((2, 3, M, k), dtypes[0], 0), small((2, G, k, n), dtypes[1], 1), small((2, 3, M, n), jnp.float32, 2)
@@ -404,6 +404,16 @@ def test_the_gradient_of_a_scale_of_16_bits_is_rounded_once():
         _, pull = jax.vjp(dot, jnp.ones((1, 1), dtype))
         (gradient,) = pull(jnp.array([[30] * 4, [-29] * 4], jnp.float32))
         assert gradient.item() == 3200
+
+
+def test_a_symbolic_number_of_groups():
+    """It is refused, as lax refuses it."""
+    (groups,) = jax.export.symbolic_shape("g")
+    types = [
+        jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((M, K), np.float32), ((groups, K, N), np.int8), ((groups,), np.int32))
+    ]
+    with pytest.raises(TypeError, match=r"ragged_scaled_dot: rhs has the shape \(g, 12, 6\), want a number of groups that is no symbol"):
+        jax.eval_shape(jaxext.ragged_scaled_dot, *types)
 
 
 @pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGH, jax.lax.DotAlgorithmPreset.F32_F32_F32], ids=str)

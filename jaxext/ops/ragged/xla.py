@@ -87,7 +87,7 @@ class ScaledFilters:
     scale: jax.Array
     dtype: Any
 
-    def of(self, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    def widened(self, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """The wide numbers of a part, whose axes before the last four are those of `part(values)`."""
         values = part(self.values)
         wide = (values.astype(self.scale.dtype) * part(self.scale)).astype(self.dtype)
@@ -105,7 +105,7 @@ def computed(call: Call, config: Ways, flat: Mapping[str, Any]) -> jax.Array:
         "expanded": expanded,
     }
     if isinstance(w := flat.get("w"), ScaledFilters) and config.algorithm not in ("groups", "listed"):
-        flat = {**flat, "w": w.of(lambda x: x)}
+        flat = {**flat, "w": w.widened(lambda x: x)}
     return ways[config.algorithm](call, flat)
 
 
@@ -232,7 +232,7 @@ def _filter(w: jax.Array | ScaledFilters, at: Mapping[str, jax.Array]) -> jax.Ar
         start = (at["B"], at["G"], *(jnp.int32(0) for _ in x.shape[2:]))
         return _sliced(lax.dynamic_slice(x, start, (1, 1, *x.shape[2:]))[0, 0])
 
-    return w.of(of_group) if isinstance(w, ScaledFilters) else of_group(w)
+    return w.widened(of_group) if isinstance(w, ScaledFilters) else of_group(w)
 
 
 def _put(y: jax.Array, new: jax.Array, at: Mapping[str, jax.Array], start) -> jax.Array:

@@ -40,7 +40,7 @@ SCALES = {"x": ("B", "P", "R", "M", "S"), "w": ("B", "G", "S", "J"), "y": ("B", 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ScaledTiedForm(TiedForm):
-    """Its calls tell the implementation that the user named: `xla` computes a product by a ragged one, with the same name or none."""
+    """A tied form whose calls hold the implementation that the user named: `xla` passes the name on to the ragged product it computes."""
 
     def call(self, open, avals, *, static, **facts) -> Call:
         return dataclasses.replace(super().call(open, avals, static=static, **facts), parameters=static)
@@ -90,6 +90,8 @@ def product(name: str, arrays: Mapping[str, Any], dtype, *, transpose_rhs: bool,
             raise TypeError(f"{name}: {side} has the shape {given[side].shape}, want {wanted}")
     if (got := rhs.shape[2 if transpose_rhs else 1]) != lhs.shape[1]:
         raise TypeError(f"{name}: the sum runs over {got} elements of rhs, of the shape {rhs.shape}, want {lhs.shape[1]}, as lhs has")
+    if not isinstance(rhs.shape[0], int):
+        raise TypeError(f"{name}: rhs has the shape {rhs.shape}, want a number of groups that is no symbol")
     if sizes.shape != rhs.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want an integer for each of the {rhs.shape[0]} groups")
     for side in ("lhs", "rhs"):
@@ -125,7 +127,7 @@ def _product(name, names, transpose_rhs, dtype, *arrays, out_sharding, implement
             whole = spread(wide, (x.shape[0], *(count for cut in cuts for count in cut.counts)))
             operands[f"{slot}_scale"] = lax.squeeze(whole, [i for i, cut in enumerate(cuts, 1) if not cut.scaled[0]])
     if (of_rows := operands.get(f"{first}_scale")) is not None:
-        # of rows of no group it is not read
+        # The scale of a row of no group is not read.
         inside = ragged.group_mask(begin, end, of_rows.astype(jnp.float32).sum(tuple(range(1, of_rows.ndim))), 0)
         operands[f"{first}_scale"] = jnp.where(lax.expand_dims(inside, range(1, of_rows.ndim)), of_rows, jnp.ones((), of_rows.dtype))
     params, _ = lax_params(functools.partial(lax.dot, precision=precision), *[jax.ShapeDtypeStruct((1, 1), jnp.float32)] * 2)

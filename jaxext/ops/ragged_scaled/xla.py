@@ -1,8 +1,8 @@
 """The `xla` implementation of ragged products of scaled numbers: a ragged product of wide numbers.
 
-A scale that does not change along the sum, nor from group to group, multiplies the result, another one its operand.  On CPUs the matrix of
-a group becomes wide in the loop that multiplies by it: a group without rows costs nothing.  Elsewhere all matrices do before, and the
-family of ragged products chooses what computes it.
+A scale that changes neither along the sum nor from group to group multiplies the result; any other scale multiplies its operand.  On CPUs
+the matrix of a group becomes wide in the loop that multiplies by it: a group without rows costs nothing.  On other platforms all matrices
+become wide first, and the family of ragged products chooses the implementation.
 """
 
 from __future__ import annotations
