@@ -214,3 +214,12 @@ def test_visits(seed):
         for row in range(rows):
             (mine,) = np.nonzero((begin[b, 0] <= row) & (row < end[b, 0]))[0].tolist() or (-1,)
             assert multiplied[row] == mine
+
+
+def test_visits_of_as_many_rows_as_there_may_be():
+    """No product of a surplus visit leaves 32 bits: it would write rows before the first."""
+    rows, tile, groups = 2**31 - 2**16, 2**15, 6
+    end = np.full((1, 1, groups), rows, np.int32)
+    begin = np.where(np.arange(groups) == 0, 0, end).astype(np.int32)
+    *_, low, high = np.moveaxis(visits(np, begin, end, rows, tile), -1, 0)
+    assert low.min() == 0 and high.max() == rows and (high - low).clip(0).sum() == rows
