@@ -348,11 +348,14 @@ def test_depthwise_convolution_with_an_epilogue(dtype):
 def test_each_kernel_of_the_library_has_a_row():
     kernels = list(modules())
     assert sum("RaggedProduct" in name for name in kernels) == len(RAGGEDS)
-    assert sum("ScaledProduct" in name for name in kernels) == len(SCALEDS)
+    assert sum("ScaledProduct" in name for name in kernels) == len(SCALEDS) + len(RAGGED_SCALEDS)
     assert sum("GramProduct" in name for name in kernels) == len(GRAMS)
-    assert sum("cutlass13device_kernel" in name for name in kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS)))
+    assert sum("cutlass13device_kernel" in name for name in kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, RAGGED_SCALEDS, GRAMS)))
     assert sum("PiecesKernelOf" in name for name in kernels) == len(PIECES) // 3  # a kernel has all roles
     assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
     assert sum("WideWeightOnly" in name for name in kernels) == len(WIDE_WEIGHT_ONLYS)
     portable = [kernel for kernel in kernels if any(name in kernel for name in ("depthwise", "6causal", "11weight_only"))]
-    assert len(kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS, portable))) + len(PIECES) // 3
+    assert (
+        len(kernels)
+        == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, RAGGED_SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS, portable))) + len(PIECES) // 3
+    )

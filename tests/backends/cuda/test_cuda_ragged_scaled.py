@@ -134,15 +134,29 @@ def faults(parts):
     yield change_dtypes(d="float16"), "into fp16, want"
 
 
+def a_product(transpose_rhs, dtype: Any = jnp.float8_e4m3fn):
+    """A function of rows of this dtype in blocks of 128, of matrices in squares, and its operands."""
+    shapes = ((8, 2048, 1024), (8, 16, 8)) if transpose_rhs else ((8, 1024, 2048), (8, 8, 16))
+    factors = struct(4096, 1024, dtype=dtype), struct(*shapes[0], dtype=jnp.float8_e4m3fn)
+    scales = [struct(*shape, dtype=jnp.float32) for shape in ((4096, 8), shapes[1])]
+    named = dict(transpose_rhs=transpose_rhs, preferred_element_type=jnp.bfloat16)
+    call = lambda x, w, sizes, s, t: jaxext.ragged_scaled_dot(x, w, sizes, lhs_scale=s, rhs_scale=t, **named)
+    return call, *factors, struct(8, dtype=jnp.int32), *scales
+
+
 def programs():
     """Functions, operands, and of each kernel that they call the shapes of its arrays, and attributes (test_cuda_stand_in.py)."""
-    e4m3, rows, groups, depth, columns = jnp.float8_e4m3fn, 4096, 8, 1024, 2048
-    x, w = struct(rows, depth, dtype=e4m3), struct(groups, columns, depth, dtype=e4m3)
-    sizes, scales = struct(groups, dtype=jnp.int32), [struct(rows, 8, dtype=jnp.float32), struct(groups, 16, 8, dtype=jnp.float32)]
-    call = lambda x, w, sizes, s, t: jaxext.ragged_scaled_dot(x, w, sizes, lhs_scale=s, rhs_scale=t, transpose_rhs=True)
-    visits = (1, 1, rows // WIDE["tile_m"] + groups - 1, 5)
-    arrays = [(1, rows, depth), (groups, columns, depth), (1, rows, 8), (groups, 16, 8), visits, (1, rows, columns)]
-    yield "ragged_scaled", call, [x, w, sizes, *scales], dict(ragged_scaled=[*arrays, WIDE])
+    call, *operands = a_product(True)
+    visits = (1, 1, 4096 // WIDE["tile_m"] + 8 - 1, 5)
+    arrays = [(1, 4096, 1024), (8, 2048, 1024), (1, 4096, 8), (8, 16, 8), visits, (1, 4096, 2048)]
+    yield "ragged_scaled", call, operands, dict(ragged_scaled=[*arrays, WIDE])
+
+
+def choices(refusal):
+    """Calls by name, and the reason for which `cuda` is not chosen, or None.  `refusal`: the module's."""
+    yield "ragged_scaled", [a_product(True), a_product(True, jnp.float8_e5m2)], None
+    yield "ragged_scaled, nn", [a_product(False)], "the product nn, want nt, as with transpose_rhs"
+    yield "ragged_scaled, wide rows", [a_product(True, jnp.bfloat16)], refusal
 
 
 @pytest.mark.parametrize("of", BLOCKS)
