@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 from jax.interpreters import ad
@@ -129,7 +130,10 @@ def form_of(call: Call) -> Form | None:
     return next(form for form, open in owner.values() if form.op(open) == call.op)
 
 
-def define(form: Form) -> Form:
+AForm = TypeVar("AForm", bound=Form)
+
+
+def define(form: AForm) -> AForm:
     """Create the form's three primitives and register all their rules."""
     for name, companion in form.companions.items():
         assert {form.shared(*form.slots)} <= {*companion.labels} <= {*form.free}, f"{form.name}: {name} has the labels {companion.labels}"

@@ -379,8 +379,8 @@ def test_ragged_scaled_dot(implementation, kind):
         if rows:
             rows = [jnp.where(nobody[:, None], jnp.nan, rows[0])]
         w, matrices = (jnp.swapaxes(of, 1, 2) if turned else of for of in (w, matrices))
-        named = dict(lhs_scale=rows[0]) if rows else {}
-        static = dict(transpose_rhs=turned, preferred_element_type=jnp.float32, implementation=implementation)
+        named: dict[str, Any] = dict(lhs_scale=rows[0]) if rows else {}
+        static: dict[str, Any] = dict(transpose_rhs=turned, preferred_element_type=jnp.float32, implementation=implementation)
         return jaxext.ragged_scaled_dot(x, w, sizes, rhs_scale=matrices, **named, **static)
 
     def true(*scales):

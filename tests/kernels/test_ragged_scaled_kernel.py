@@ -14,7 +14,9 @@ from jaxext.kernels import ragged_scaled
 from jaxext.kernels.launch import MOST_PROGRAMS
 from jaxext.kernels.matmul import Config
 
-FEW = dict(sizes=(7, 0, 14), offset=19)  # a tile before the first group, edges inside tiles, rows of nobody before and after
+FEW: dict[str, Any] = dict(
+    sizes=(7, 0, 14), offset=19
+)  # a tile before the first group, edges inside tiles, rows of nobody before and after
 CUTS = {"matrix": (1, 1), "columns": (1, 40), "along the sum": (2, 40), "squares": (2, 5), "fine": (64, 5)}  # blocks of depth, of columns
 TALL = Config(tile_m=32, tile_n=16, tile_k=16)
 

@@ -193,7 +193,7 @@ def test_policies_see_a_ragged_product_that_lax_takes(name):
         if primitive.name == "ragged_dot_general":
             sizes = avals[2].update(shape=SIZES.shape)
             numbers = params["ragged_dot_dimension_numbers"]
-            seen.append(jax.eval_shape(lambda *args: lax.ragged_dot_general(*args, numbers), *avals[:2], sizes).size)
+            seen.append(jax.eval_shape(lambda lhs, rhs, sizes: lax.ragged_dot_general(lhs, rhs, sizes, numbers), *avals[:2], sizes).size)
         return False
 
     f = jax.checkpoint(lambda x: jnp.sin(RAGGED[name](jnp.sin(x))).sum(), policy=OURS.seeing_products(policy))

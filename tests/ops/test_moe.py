@@ -242,7 +242,7 @@ def test_quantised_experts_on_several_devices():
     one = quantize(matrices[2], axis=None)
     of_pairs = one.scale * jnp.arange(1.0, E // 2 + 1).reshape(E // 2, 1, 1)
     y, _ = jax.jit(f)(x, indices, weights, *quantised, Quantized(one.qvalue, jnp.repeat(of_pairs, 2, 0)))
-    close(y, jaxext.moe(x, indices, weights, *quantised, Quantized(one.qvalue, of_pairs)), 1e-12)
+    close(y, jaxext.moe(x, indices, weights, quantised[0], quantised[1], Quantized(one.qvalue, of_pairs)), 1e-12)
 
 
 @pytest.mark.sampled(1, "257-70")

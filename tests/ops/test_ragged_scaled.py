@@ -125,12 +125,22 @@ def both(x, w, sizes, s, t, ct, **static) -> list:
     return [y, *(found.get(i) for i in range(4))]
 
 
-def same(got, want, **near):
+def of_sizes(function: Any, sizes, **static) -> Any:
+    """The function of other operands than the sizes."""
+    return lambda x, w, *more: function(x, w, sizes, *more, **static)
+
+
+def loss(function: Any, sizes) -> Any:
+    return lambda *args: jnp.sin(function(*args, sizes)).sum()
+
+
+def same(got, want, **near: Any):
     """Equal to what float64 has, rounded to the dtype of each."""
+    near = {"rtol": 0} | near
     for one, other in zip(got, want, strict=True):
         if one is not None:
             rounded = np.asarray(jnp.asarray(other).astype(one.dtype)).astype(np.float64)
-            np.testing.assert_allclose(np.asarray(one).astype(np.float64), rounded, **({"rtol": 0} | near))
+            np.testing.assert_allclose(np.asarray(one).astype(np.float64), rounded, **near)
 
 
 def poisoned(x, sizes):
@@ -180,7 +190,7 @@ def test_sizes_of_axes(shape):
     x, w, ct = small((m, k), jnp.float32, 0), small((g, k, n), jnp.float32, 1), small((m, n), jnp.float32, 2)
     s, t = powers((m, k), 3), powers((g, 1, n), 4)
     sizes = np.full(g, 2, np.int32)
-    same(jax.jit(lambda *args: both(*args[:2], sizes, *args[2:]))(x, w, s, t, ct), truth(x, w, sizes, s, t, ct))
+    same(jax.jit(of_sizes(both, sizes))(x, w, s, t, ct), truth(x, w, sizes, s, t, ct))
 
 
 WAYS = [Ways("groups", 2, 4), Ways("groups", 1), Ways("listed", 4), Ways("dense"), Ways("expanded"), Ways("gathered")]
@@ -217,7 +227,7 @@ def test_what_is_not_of_a_group_is_not_met():
     """Neither the matrix of another group nor its scale, also not by the gradients of scales."""
     x, w, s, t, ct = operands(("float32", "float8_e4m3fn"))
     w, t = w.at[1].set(jnp.nan), t.at[1].set(jnp.inf)
-    got = jax.jit(lambda *args: both(*args[:2], SHORT, *args[2:]))(x, w, s, t, ct)
+    got = jax.jit(of_sizes(both, SHORT))(x, w, s, t, ct)
     want = truth(x, w.at[1].set(0), SHORT, s, t.at[1].set(0), ct)
     same([got[0], got[1], got[3]], [want[0], want[1], want[3]])
     same([got[4][jnp.array([0, 2, 3])]], [want[4][[0, 2, 3]]])
@@ -247,7 +257,7 @@ def test_numbers_of_no_group_reach_no_derivative():
 def test_derivatives_of_any_order():
     args = [jnp.asarray(random(shape, np.float64, i)) for i, shape in enumerate([(5, 2), (2, 2, 3), (5, 2), (1, 1, 3)])]
     sizes = np.array([3, 1], np.int32)
-    losses = (lambda *args: jnp.sin(checked(*args, sizes)).sum()), (lambda *args: jnp.sin(plain(*args, sizes)).sum())
+    losses = loss(checked, sizes), loss(plain, sizes)
     for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n)):
         one, other = (jax.jit(derivative(f, (0, 1, 2, 3)))(*args) for f in losses)
         for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
@@ -281,7 +291,8 @@ def test_vmap_over_any_operands(mapped):
     over: Any = jax.vmap(lambda x, w, sizes, s, t, ct: both(x, w, sizes, s, t, ct), (*(1 if m else None for m in mapped), 0))
     got = jax.jit(over)(*args, cts)
     for i in range(3):
-        same([of[i] for of in got], truth(*(of[:, i] if m else of for of, m in zip(args, mapped, strict=True)), cts[i]))
+        own: Any = [of[:, i] if m else of for of, m in zip(args, mapped, strict=True)]
+        same([of[i] for of in got], truth(*[*own, cts[i]]))
     names = [eqn.primitive.name for eqn in equations(over, *args, cts)]
     products = [name for name in names if name.startswith("ragged_")]
     assert "while" not in names and "scan" not in names and len(products) <= 6, products
@@ -318,11 +329,11 @@ def test_gradients_have_the_dtypes_of_operands():
 def test_scales_of_powers_of_two_alone():
     """They have no derivative, as in `scaled_dot`.  Rows of no group have NaN for a scale."""
     x, w, s, t, ct = operands(("float8_e4m3fn", "float8_e4m3fn"), "blocks", jnp.float8_e8m0fnu)
-    got = jax.jit(lambda *args: both(*args[:2], SHORT, *args[2:], preferred_element_type=jnp.float32))(x, w, poisoned(s, SHORT), t, ct)
+    got = jax.jit(of_sizes(both, SHORT, preferred_element_type=jnp.float32))(x, w, poisoned(s, SHORT), t, ct)
     same(got, truth(x, w, SHORT, s, t, ct))
     for name, argnum in (("lhs_scale", 2), ("rhs_scale", 3)):
         with pytest.raises(TypeError, match=f"ragged_scaled_dot: {name} is float8_e8m0fnu.*, want it constant"):
-            jax.grad(lambda *args: call(*args[:2], SHORT, *args[2:]).sum(), argnum)(x, w, s, t)
+            jax.grad(lambda *args: of_sizes(call, SHORT)(*args).sum(), argnum)(x, w, s, t)
 
 
 def test_float64_scales_of_integers():
@@ -346,7 +357,7 @@ def test_a_composition(scales, monkeypatch):
     x, w, s, t, ct = operands(("float32", "float8_e4m3fn"), scales)
     program = jax.jit(lambda x, s, ct: both(x, w, SHORT, s, t, ct))
     same(program(*(poisoned(of, SHORT) for of in (x, s, ct))), truth(x, w, SHORT, s, t, ct))
-    assert "composition of dense" in str(jaxext.explain(lambda *args: call(*args[:2], SHORT, *args[2:]))(x, w, s, t))
+    assert "composition of dense" in str(jaxext.explain(of_sizes(call, SHORT))(x, w, s, t))
 
 
 @pytest.mark.usefixtures("verified")
@@ -537,7 +548,7 @@ def test_the_companions_that_tie():
     axes = {name: f.axes_to_split(name, f.axes(name, ranks)) for name in f.operands("y")}
     assert axes["x_scale"] == ("M0", "S0") and axes["w_scale"] == ("G0", "S0", "J0") and axes["begin"] == axes["end"] == ("Gwhole",)
     has = {"M0": (jnp.int32(6), 4), "G0": (jnp.int32(2), 2)}
-    given = dict(x=1, w=2, x_scale=3, w_scale=4, begin=np.array([0, 5, 5, 9], np.int32), end=np.array([5, 5, 9, 10], np.int32))
+    given: Any = dict(x=1, w=2, x_scale=3, w_scale=4, begin=np.array([0, 5, 5, 9], np.int32), end=np.array([5, 5, 9, 10], np.int32))
     local = f.local_operands(given, lambda axis, size: has.get(axis), dict(M0=12, G0=4))
     assert {name: local[name] for name in ("x", "w", "x_scale", "w_scale")} == dict(x=1, w=2, x_scale=3, w_scale=4)
     assert (local["begin"].tolist(), local["end"].tolist()) == ([0, 3], [3, 4])
@@ -548,7 +559,7 @@ def test_shard_map():
     x, w, s, t, _ = split_operands()
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
     own = np.random.default_rng(0).integers(0, 2, (4, 4)).astype(np.int32)
-    split = jax.shard_map(
+    split: Any = jax.shard_map(
         lambda x, w, sizes, s, t: call(x, w, sizes[0], s, t), mesh=mesh, in_specs=(P("x"), P(), P("x"), P("x"), P()), out_specs=P("x")
     )
     y, dt = jax.jit(lambda *args: (split(*args), jax.grad(lambda t: (split(*args[:4], t) ** 2).sum() / 2)(args[4])))(x, w, own, s, t)

@@ -127,12 +127,12 @@ def test_ragged_scaled(row):
     """Scales for rows and squares, for columns in steps, of the result, and none for one side; groups within a tile and over several; rows
     of nobody; more steps than the ring has stages."""
     m, n = row["tile_m"], row["tile_n"]
-    several = dict(sizes=(5, 0, m - 3, 9, 0, 20), offset=0, rows=m + 50)
+    several: dict[str, Any] = dict(sizes=(5, 0, m - 3, 9, 0, 20), offset=0, rows=m + 50)
     check(ragged_scaled_call(row, blocks=(6, 3), widths=(6 * 128, 384), **several), device=TWO_MULTIPROCESSORS)
     check(ragged_scaled_call(row, (0, 0), "y", widths=(144, 24), offset=0, rows=3))
     if row["operands"] == row["second"]:  # what depends on the dtype is little
         check(ragged_scaled_call(row, (3, 0, 70), "w", (2, n + 8), (256, n + 8), offset=29, rows=m + 40, integers=False))
-        batches = dict(offset=0, rows=90, B=2, P=2, R=2)
+        batches: dict[str, Any] = dict(offset=0, rows=90, B=2, P=2, R=2)
         check(ragged_scaled_call(row, (7, 65), "xwy", (3, 1), (384, 264), "fp32", **batches), device=TWO_MULTIPROCESSORS)
         check(ragged_scaled_call(row, (1,) * 9, "wy", (1, 136), (144, 136), offset=0, rows=9))
 

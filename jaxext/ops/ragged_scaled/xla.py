@@ -8,6 +8,7 @@ become wide first, and the family of ragged products chooses the implementation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ class XlaRaggedScaled(XlaDefinition):
         after = [name for slot, name in scales.items() if slot == call.open or {*call.axes[name]} <= kept]
         wide = multiplied_dtype(call, before=len(after) < len(scales))
         inner = _wide_call(call, sums if after else call.dtype, wide)
-        flat = {name: operands[name] for name in RAGGED.companions}
+        flat: dict[str, Any] = {name: operands[name] for name in RAGGED.companions}
         for slot in call.factors:
             x = operands[slot]
             scale = scale_along(call, scales[slot], operands, slot, sums) if slot in scales and scales[slot] not in after else None

@@ -72,7 +72,7 @@ TAKEN = [
     for dtypes in (E4M3, ("fp8e4nv", "fp8e5", "fp32"))
     if "x" not in slots or s == 1
 ]
-TAKEN += [a_problem(**{label: 0}) for label in "BPRMG"]
+TAKEN += [a_problem(**dict[str, Any]({label: 0})) for label in "BPRMG"]
 # 1,024 rows for each of 32 of DeepSeek-V3's experts in training, and 8 for each of 8 of Mixtral's, of which a device has a part.
 TRAINING, DECODING = a_problem(32 * 1024, 4096, 7168, 32, 32, 56), a_problem(64, 1792, 4096, 8, 14, 32)
 PICKS = {"training": (TRAINING, WIDE), "decoding": (DECODING, NARROW)}
@@ -139,7 +139,7 @@ def a_product(transpose_rhs, dtype: Any = jnp.float8_e4m3fn):
     shapes = ((8, 2048, 1024), (8, 16, 8)) if transpose_rhs else ((8, 1024, 2048), (8, 8, 16))
     factors = struct(4096, 1024, dtype=dtype), struct(*shapes[0], dtype=jnp.float8_e4m3fn)
     scales = [struct(*shape, dtype=jnp.float32) for shape in ((4096, 8), shapes[1])]
-    named = dict(transpose_rhs=transpose_rhs, preferred_element_type=jnp.bfloat16)
+    named: dict[str, Any] = dict(transpose_rhs=transpose_rhs, preferred_element_type=jnp.bfloat16)
     call = lambda x, w, sizes, s, t: jaxext.ragged_scaled_dot(x, w, sizes, lhs_scale=s, rhs_scale=t, **named)
     return call, *factors, struct(8, dtype=jnp.int32), *scales
 
