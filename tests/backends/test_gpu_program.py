@@ -171,7 +171,7 @@ OF_OTHER_PRODUCTS = {
     ),
     "scaled dot": (
         lambda x, w, x_scale, w_scale: jaxext.scaled_dot(x, w, lhs_scale=x_scale, rhs_scale=w_scale),
-        (ROW, ROW, struct(64, 1), struct(1, 64)),
+        (ROW, ROW, struct(1, 1), struct(1, 64)),  # Triton before 3.8 takes no scale of each row in the gradient of w
     ),
     "fp8": (jaxext.fp8_matmul, (ROW, ROW)),
 }
