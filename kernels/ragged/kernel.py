@@ -1,4 +1,7 @@
-"""Ragged products in Triton: a kernel for nn and nt, with a program for each visit, and a kernel for tn (both defined in problem.py)."""
+"""Ragged products in Triton: a kernel for nn and nt, with a program for each visit, and a kernel for tn (both defined in problem.py).
+
+Each has a variant that takes the places of gathered rows; that of nn and nt finds its visits itself.
+"""
 
 import triton
 import triton.language as tl
@@ -16,7 +19,7 @@ VISIT_NUMBERS = tl.constexpr(NUMBERS_OF_VISIT)
 def ragged_rows(
     lhs_ptr, rhs_ptr, visits_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    _ragged_rows(lhs_ptr, rhs_ptr, None, None, visits_ptr, result_ptr, None, PROBLEM, CONFIG, TILES)
+    _ragged_rows(lhs_ptr, rhs_ptr, None, None, visits_ptr, None, None, result_ptr, None, PROBLEM, CONFIG, TILES)
 
 
 @triton.jit(repr=kernel_name)
@@ -24,15 +27,63 @@ def ragged_rows_fused(
     lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, visits_ptr, result_ptr, saved_ptr,
     PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    _ragged_rows(lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, visits_ptr, result_ptr, saved_ptr, PROBLEM, CONFIG, TILES)
+    _ragged_rows(lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, visits_ptr, None, None, result_ptr, saved_ptr, PROBLEM, CONFIG, TILES)
+
+
+@triton.jit(repr=kernel_name)
+def ragged_rows_found(
+    lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, begin_ptr, end_ptr, row_ptr, result_ptr, saved_ptr,
+    PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    _ragged_rows(lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, begin_ptr, end_ptr, row_ptr, result_ptr, saved_ptr, PROBLEM, CONFIG, TILES)
+
+
+@triton.jit
+def found_visit(begin_ptr, end_ptr, visit, PROBLEM: tl.constexpr, CONFIG: tl.constexpr):
+    """The numbers of a visit, as `visits` lists them, from the ranges of all groups."""
+    GROUPS: tl.constexpr = PROBLEM.G
+    ROWS: tl.constexpr = PROBLEM.M
+    TILE: tl.constexpr = CONFIG.tile_m
+    number = tl.arange(0, triton.next_power_of_2(GROUPS))
+    begin = tl.load(begin_ptr + number, mask=number < GROUPS, other=0)
+    end = tl.load(end_ptr + number, mask=number < GROUPS, other=0)
+    least = tl.load(begin_ptr)
+    # A group that begins within a tile, after another one, has a visit of that tile too.
+    shares = (end > begin) & (begin > least) & (begin % TILE > 0)
+    its_first = begin // TILE + tl.cumsum(shares.to(tl.int32), 0)
+    group = tl.max(tl.where((end > begin) & (its_first <= visit), number, -1), 0)
+    more = tl.sum((shares & (number <= group)).to(tl.int32), 0)
+    another = tl.sum((shares & (its_first == visit + 1)).to(tl.int32), 0) > 0  # the next visit is of the same tile
+
+    tile = tl.minimum(visit - more, (ROWS + TILE - 1) // TILE)  # of a surplus visit: one that is not there
+    start = tile * TILE
+    stop = tl.minimum(start + TILE, ROWS)
+    inside = start < ROWS
+    first = tl.load(begin_ptr + tl.maximum(group, 0))
+    last = tl.load(end_ptr + tl.maximum(group, 0))
+    multiplies = (group >= 0) & inside & (start < last)
+    shared = multiplies & (first > least) & (first > start)
+    first = tl.where(multiplies, tl.maximum(first, start), start)
+    last = tl.where(multiplies, tl.minimum(last, stop), start)
+    low = tl.where(inside, tl.where(shared, first, start), 0)
+    high = tl.where(inside, tl.where(another, last, stop), 0)
+    return tl.maximum(group, 0), first, last, low, high
+
+
+@triton.jit
+def listed_visit(visits_ptr):
+    group = tl.load(visits_ptr)
+    first, last = tl.load(visits_ptr + 1), tl.load(visits_ptr + 2)
+    low, high = tl.load(visits_ptr + 3), tl.load(visits_ptr + 4)
+    return group, first, last, low, high
 
 
 @triton.jit
 def _ragged_rows(
-    lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, visits_ptr, result_ptr, saved_ptr,
+    lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, visits_ptr, end_ptr, row_ptr, result_ptr, saved_ptr,
     PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """nn and nt: a visit and a tile of columns."""
+    """nn and nt: a visit and a tile of columns.  In place of visits, the begin of each range, if `end_ptr` points to the ends."""
     COLS: tl.constexpr = PROBLEM.cols
     DEPTH: tl.constexpr = PROBLEM.depth
     BLOCK_ROWS: tl.constexpr = CONFIG.tile_m
@@ -40,10 +91,11 @@ def _ragged_rows(
     BLOCK_DEPTH: tl.constexpr = CONFIG.tile_k
     STEPS: tl.constexpr = TILES[2]
     batch, _, visit, tile_col = tile_indices(PROBLEM, CONFIG, TILES)
-    visits_ptr += ((batch // PROBLEM.R) * TILES[0] + visit) * VISIT_NUMBERS
-    group = tl.load(visits_ptr)
-    first, last = tl.load(visits_ptr + 1), tl.load(visits_ptr + 2)
-    low, high = tl.load(visits_ptr + 3), tl.load(visits_ptr + 4)
+    if end_ptr is None:
+        group, first, last, low, high = listed_visit(visits_ptr + ((batch // PROBLEM.R) * TILES[0] + visit) * VISIT_NUMBERS)
+    else:
+        ranges = batch // PROBLEM.R * PROBLEM.G
+        group, first, last, low, high = found_visit(visits_ptr + ranges, end_ptr + ranges, visit, PROBLEM, CONFIG)
 
     row = (low // BLOCK_ROWS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.dtype(PROBLEM.index))
     col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
@@ -52,16 +104,19 @@ def _ragged_rows(
     col_in = exists(col, COLS, BLOCK_COLS)
     if PROBLEM.gated:
         col, col_in = gate_and_linear(tile_col, PROBLEM.N, BLOCK_COLS)
-    lhs_at = row[:, None] * PROBLEM.lhs_strides[0] + depth[None, :] * PROBLEM.lhs_strides[1]
+    of_lhs, lhs_in = row, row_in
+    if PROBLEM.gathered:
+        of_lhs, lhs_in = gathered_rows(row_ptr + batch // PROBLEM.R * PROBLEM.M, row, row_in, PROBLEM)
+    lhs_at = of_lhs[:, None] * PROBLEM.lhs_strides[0] + depth[None, :] * PROBLEM.lhs_strides[1]
     rhs_at = depth[:, None] * PROBLEM.rhs_strides[0] + col[None, :] * PROBLEM.rhs_strides[1]
-    lhs_ptr += batch * (PROBLEM.M * DEPTH)
+    lhs_ptr += batch * ((PROBLEM.S if PROBLEM.gathered else PROBLEM.M) * DEPTH)
     matrix = batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + group
     rhs_ptr += matrix * (DEPTH * COLS)
 
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for _ in range(tl.where(first < last, STEPS, 0)):
         depth_in = exists(depth, DEPTH, STEPS * BLOCK_DEPTH)
-        lhs = tl.load(lhs_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
+        lhs = tl.load(lhs_ptr + lhs_at, mask=lhs_in[:, None] & depth_in[None, :], other=0.0)
         rhs = tl.load(rhs_ptr + rhs_at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
         total = multiply(lhs, rhs, total, PROBLEM)
         lhs_ptr += BLOCK_DEPTH * PROBLEM.lhs_strides[1]
@@ -86,9 +141,30 @@ def _ragged_rows(
         finish(total, pointers, rows, written[:, None], tile_col, PROBLEM, CONFIG, PROBLEM.N, scale, present)
 
 
+@triton.jit
+def gathered_rows(row_ptr, place, place_in, PROBLEM: tl.constexpr):
+    """The rows at these places, and which of them exist."""
+    row = tl.load(row_ptr + place, mask=place_in, other=0)
+    return row.to(tl.dtype(PROBLEM.index)), place_in & (row >= 0) & (row < PROBLEM.S)
+
+
 @triton.jit(repr=kernel_name)
 def ragged_sum(
     lhs_ptr, rhs_ptr, begin_ptr, end_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    _ragged_sum(lhs_ptr, rhs_ptr, begin_ptr, end_ptr, None, result_ptr, PROBLEM, CONFIG, TILES)
+
+
+@triton.jit(repr=kernel_name)
+def ragged_sum_gathered(
+    lhs_ptr, rhs_ptr, begin_ptr, end_ptr, row_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    _ragged_sum(lhs_ptr, rhs_ptr, begin_ptr, end_ptr, row_ptr, result_ptr, PROBLEM, CONFIG, TILES)
+
+
+@triton.jit
+def _ragged_sum(
+    lhs_ptr, rhs_ptr, begin_ptr, end_ptr, row_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
     """tn: a tile of a group's matrix."""
     ROWS: tl.constexpr = PROBLEM.rows
@@ -110,11 +186,15 @@ def ragged_sum(
         end = tl.load(end_ptr + (part + p) * PROBLEM.G + group)
         for r in range(PROBLEM.R):
             matrix = (part + p) * PROBLEM.R + r
-            left, right = lhs_ptr + matrix * (PROBLEM.M * ROWS), rhs_ptr + matrix * (PROBLEM.M * COLS)
+            left = lhs_ptr + matrix * ((PROBLEM.S if PROBLEM.gathered else PROBLEM.M) * ROWS)
+            right = rhs_ptr + matrix * (PROBLEM.M * COLS)
             for start in range(begin, end, BLOCK_DEPTH):
                 depth = (start + tl.arange(0, BLOCK_DEPTH)).to(tl.dtype(PROBLEM.index))
                 depth_in = depth < end
-                lhs = tl.load(left + (row[:, None] + depth[None, :] * ROWS), mask=row_in[:, None] & depth_in[None, :], other=0.0)
+                of_lhs, lhs_in = depth, depth_in
+                if PROBLEM.gathered:
+                    of_lhs, lhs_in = gathered_rows(row_ptr + (part + p) * PROBLEM.M, depth, depth_in, PROBLEM)
+                lhs = tl.load(left + (row[:, None] + of_lhs[None, :] * ROWS), mask=row_in[:, None] & lhs_in[None, :], other=0.0)
                 rhs = tl.load(right + (depth[:, None] * COLS + col[None, :]), mask=depth_in[:, None] & col_in[None, :], other=0.0)
                 total = multiply(lhs, rhs, total, PROBLEM)
 

@@ -4,16 +4,28 @@ import dataclasses
 from collections.abc import Iterator
 
 from ..checks import check
-from ..launch import MOST_PROGRAMS, Launch, cdiv, plain_launch
+from ..launch import BITS, MOST_PROGRAMS, Launch, cdiv, plain_launch
+from ..machine import LAUNCH, machine
 from ..matmul import plan as matmul
-from ..matmul.plan import Config
-from .problem import SLOTS, Problem
+from .problem import SLOTS, Problem, RaggedProblem
+
+LISTING = 3 * LAUNCH  # clocks of the kernels of XLA that list the visits
+FINDING = 500  # clocks in which a program finds its own: a scan and three sums over the groups
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(matmul.Config):
+    """A tile of a matrix product; `finds_visit` says that each program of nn or nt finds its visit, which else is listed before."""
+
+    finds_visit: bool = False
 
 
 def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if problem.integers:
         return "integers, want floats"
+    if problem.gathered and problem.role == "nt":
+        return "the rows of x are the result, and are not gathered"
     if reason := matmul.refuses(problem):
         return reason
     if not candidates(problem):
@@ -22,19 +34,36 @@ def refuses(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """The tiles of matrix products, without splits.  The one with the fewest clocks, by a rough model, is first."""
-    configs = {dataclasses.replace(config, splits=1) for config in matmul.candidates(problem)}
+    """The tiles of matrix products, without splits.  The one with the fewest clocks, by a rough model, is first.
+
+    Where reading the matrices takes longer than all else, as for few rows of each group, that is the one with the fewest rows.
+    """
+    tiles = {dataclasses.replace(config, splits=1) for config in matmul.candidates(problem)}
     if problem.arch < 90 and (problem.role == "nt" or problem.epilogue):
         # Beside 128 sums, a thread has no registers for what tells rows of a group from others.
-        configs = {config for config in configs if config.tile_m * config.tile_n < 128 * 32 * config.num_warps}
+        tiles = {config for config in tiles if config.tile_m * config.tile_n < 128 * 32 * config.num_warps}
+    configs = [Config(**dataclasses.asdict(config), finds_visit=found) for config in tiles for found in _finds_visit(problem)]
     fit = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
-    return sorted(fit, key=lambda config: (clocks(problem, config), dataclasses.astuple(config)))
+    return sorted(fit, key=lambda config: (clocks(problem, config), config.tile_m, -config.tile_n, dataclasses.astuple(config)))
 
 
-def clocks(problem: Problem, config: Config) -> float:
-    """The time of one multiprocessor's programs if half of the groups end within a tile of rows."""
+def _finds_visit(problem: Problem) -> tuple[bool, ...]:
+    """What `Config.finds_visit` may be."""
+    return (False,) if problem.role == "tn" else (True,) if problem.gathered else (False, True)
+
+
+def clocks(problem: RaggedProblem, config: matmul.Config) -> float:
+    """The time of one multiprocessor's programs if half of the groups end within a tile of rows, or that of reading the matrices."""
+    gpu = machine(problem.arch, problem.device)
     programs = problem.batches * problem.expected_tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n)
-    return matmul.clocks_of_programs(problem, config, programs, cdiv(problem.expected_depth, config.tile_k))
+    computed = matmul.clocks_of_programs(problem, config, programs, cdiv(problem.expected_depth, config.tile_k))
+    if problem.role == "tn":
+        return computed
+    matrices = problem.B * min(problem.G, problem.P * problem.M) * problem.depth * problem.cols
+    read = gpu.moving(matrices * BITS[problem.operand_dtypes[1]] / 8)
+    if getattr(config, "finds_visit", False):
+        return max(computed + FINDING * gpu.rounds(programs), read)
+    return max(computed, read) + LISTING
 
 
 def grid(problem: Problem, config: Config) -> tuple[int]:
@@ -48,14 +77,22 @@ def launch(problem: Problem, config: Config) -> Launch:
     check(problem, _refusals(problem, config))
     first, second = SLOTS[problem.role]
     tiles = problem.tiles_down(config.tile_m), cdiv(problem.cols, config.tile_n), cdiv(problem.depth, config.tile_k)
-    if epilogue := problem.epilogue:
-        bias, scale = "bias" if epilogue.bias else first, "scale" if epilogue.scale else first
+    epilogue, row = problem.epilogue, "row" if problem.gathered else first  # an operand that is absent is the first one again
+    bias, scale = "bias" if epilogue and epilogue.bias else first, "scale" if epilogue and epilogue.scale else first
+    absent = {} if epilogue and epilogue.saves else {"saved_ptr": None}
+    if problem.role == "tn":
+        jitted, operands = (
+            (kernel.ragged_sum_gathered, (first, second, "begin", "end", row))
+            if problem.gathered
+            else (kernel.ragged_sum, (first, second, "begin", "end"))
+        )
+        absent = {}
+    elif config.finds_visit:
+        jitted, operands = kernel.ragged_rows_found, (first, second, bias, scale, "begin", "end", row)
+    elif epilogue:
         jitted, operands = kernel.ragged_rows_fused, (first, second, bias, scale, "visits")
-    elif problem.role == "tn":
-        jitted, operands = kernel.ragged_sum, (first, second, "begin", "end")
     else:
-        jitted, operands = kernel.ragged_rows, (first, second, "visits")
-    absent = {} if not epilogue or epilogue.saves else {"saved_ptr": None}
+        jitted, operands, absent = kernel.ragged_rows, (first, second, "visits"), {}
     plain = plain_launch(problem, config, jitted, operands, grid(problem, config), TILES=tiles, **absent)
     return dataclasses.replace(plain, results=2) if epilogue and epilogue.saves else plain
 
@@ -65,4 +102,6 @@ def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:
     yield matmul.wrong_tile(problem, config)
     if config.splits != 1:
         yield f"splits is {config.splits}, want 1"
+    if config.finds_visit not in (wanted := _finds_visit(problem)):
+        yield f"finds_visit is {config.finds_visit}, want {wanted[0]}"
     yield matmul.lacking_device(problem, config, grid(problem, config)[0])

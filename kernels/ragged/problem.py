@@ -9,8 +9,11 @@ A group's rows are those from begin[B,P,G] up to end[B,P,G].  The first group ma
 the group before it.  A row outside of all ranges is never read, and its result is zero.
 
 In nn and nt each program computes a *visit*: a tile of rows, for one of the groups that have rows in it.  There are at most
-⌈M / tile⌉ + G - 1 visits for any ranges, so the host knows the grid, and `visits` computes them on the device.  In tn the programs of a
-group go through its rows, always in the same order.
+⌈M / tile⌉ + min(G, M) - 1 visits for any ranges, so the host knows the grid.  `visits` lists them, in small kernels of XLA before, or each
+program finds its own (`Config.finds_visit`).  In tn the programs of a group go through its rows, always in the same order.
+
+Of a *gathered* product x has S rows, of which row[B,P,M] names the one at each place; the number of no row stands for zeros.  In nn and tn
+a kernel loads rows from where they are.
 """
 
 import dataclasses
@@ -48,7 +51,7 @@ class RaggedProblem(MatmulProblem):
 
     def tiles_down(self, tile_m: int) -> int:
         """The most visits of one matrix, or in tn the tiles of its rows."""
-        return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else max(1, self.G) - 1)
+        return cdiv(self.rows, tile_m) if self.role == "tn" else most_visits(self.M, self.G, tile_m)
 
     @property
     def expected_depth(self) -> int:
@@ -57,12 +60,34 @@ class RaggedProblem(MatmulProblem):
 
     def expected_tiles_down(self, tile_m: int) -> int:
         """The number of visits if half of the groups end within a tile of rows."""
-        return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else self.G // 2)
+        return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else min(self.G, self.M) // 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem(RaggedProblem, MatmulTiles):
-    """A ragged product, with the facts that tiles depend on besides its sizes."""
+    """A ragged product, with the facts that tiles depend on besides its sizes.  S: the rows of x of a gathered one, or None."""
+
+    S: int | None = None
+
+    @property
+    def gathered(self) -> bool:
+        return self.S is not None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Slot -> shape."""
+        if self.S is None:
+            return super().shapes
+        return super().shapes | {"x": (self.B, self.P, self.R, self.S, self.K), "row": (self.B, self.P, self.M)}
+
+    @property
+    def index(self) -> str:
+        return "int64" if self.S is not None and self.S * self.K >= 2**31 else super().index
+
+
+def most_visits(rows: int, groups: int, tile: int) -> int:
+    """The most visits of one matrix: one of each tile, and one more where a group that has rows begins within a tile."""
+    return cdiv(rows, tile) + max(1, min(groups, rows)) - 1
 
 
 def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
@@ -72,7 +97,7 @@ def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
     without a group has a visit that writes zeros.  Surplus visits write nothing.  Each names a group that there is, since its bias is read.
     """
     groups = begin.shape[-1]
-    count = cdiv(rows, tile) + groups - 1
+    count = most_visits(rows, groups, tile)
     exists, number = end > begin, numpy.arange(groups, dtype=begin.dtype)
     before = numpy.where(begin > begin[..., :1], begin, 0)  # the end of the group before it, or the first row
     first_tile, last_tile = begin // tile, (end - 1) // tile
