@@ -21,6 +21,7 @@ from jax import lax
 
 from jaxext.core.call import EXPORTED, Call, Partitioner, symbolic_size
 from jaxext.core.composition import composed
+from jaxext.core.form import form_of
 from jaxext.core.implementation import Algorithm, Implementation, Plan, file_of, files_of, hash_of
 from jaxext.core.precisions import WORDS
 from jaxext.core.window import meetings
@@ -133,12 +134,15 @@ class KernelPlan(Plan):
 
     @functools.cached_property
     def configs(self) -> Sequence[Any]:
-        return (ZEROS,) if self.call.empty else self.implementation.configs(self.problem)
+        """Those of kinds that are verified on the device come first."""
+        if self.call.empty:
+            return (ZEROS,)
+        return sorted(self.implementation.configs(self.problem), key=lambda config: self._unverified(config) is not None)
 
     def not_preferred(self) -> str | None:
         if self.call.partitioner is Partitioner.LATER:
             return EXPORTED
-        return self.implementation.slower(self.call) or self._small() or self._unverified()
+        return self.implementation.slower(self.call) or self._small() or self._unverified(self.configs[0])
 
     def yields(self) -> bool:
         return self.implementation.yields(self.call)
@@ -153,11 +157,11 @@ class KernelPlan(Plan):
         role = problem.name + ("+z" if self.call.further and self.call.product != self.call.op else "")
         return " ".join([self.implementation.family(problem, config), role, dtypes + (f",{multiplied}" if "fp32" in factors else "")])
 
-    def _unverified(self) -> str | None:
-        if self.configs[0] == ZEROS or self.call.arch is None:
+    def _unverified(self, config: Any) -> str | None:
+        if config == ZEROS or self.call.arch is None:
             return None
         implementation = self.implementation
-        return record.unverified(implementation.name, self.kind(self.configs[0]), self.call.arch, implementation.compiler())
+        return record.unverified(implementation.name, self.kind(config), self.call.arch, implementation.compiler())
 
     def _small(self) -> str | None:
         """The reason for leaving a small call to XLA, which fuses it, or None."""
@@ -233,8 +237,10 @@ def least_seconds(call: Call, problem: Any, multiplied: str) -> float:
     moved = sum(math.prod(call.shape_of(name)) * jax.dtypes.itemsize_bits(dtype) for name, dtype in arrays) / 8
     factors = [*call.dtypes][:2]  # without companions, such as the bounds of groups
     shared = collections.Counter(label for name in (*factors, *call.results) for label in call.labels[name])
+    form = form_of(call)
+    tied = {*form.unmapped} - {*form.chosen} if form else ()  # the places of gathered rows are in the result alone
     window = {} if call.window is None else call.window.sizes
-    products = math.prod(size for label, size in call.sizes.items() if shared[label] > 1 and label not in window)
+    products = math.prod(size for label, size in call.sizes.items() if (shared[label] > 1 or label in tied) and label not in window)
     products *= math.prod(meetings(call.window, axis) for axis in range(call.window.rank)) if call.window else 1
     rate = gpu.rate(BITS[problem.dtypes[0]], multiplied) * gpu.multiprocessors
     return gpu.seconds(max(gpu.moving(moved), products / rate))

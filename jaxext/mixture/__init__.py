@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import min_dim
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -28,6 +29,7 @@ from jaxext.core.epilogue import accumulated, applied
 from jaxext.lax.dispatch import compiled, named
 from jaxext.mixture.routed_rows import combine, dispatch
 from jaxext.ops.ragged import form, ragged_gated_linear_unit, ragged_linear
+from jaxext.ops.ragged_gather import ragged_gather_linear
 from jaxext.ops.ragged_scaled import ragged_scaled_dot
 from jaxext.ops.scaled.blocks import spread
 from jaxext.ops.scaled.form import refuse_blocks, refuse_dtype
@@ -243,32 +245,43 @@ def _expert_ids(indices: jax.Array, experts: int) -> jax.Array:
     return jnp.where((indices >= 0) & (indices < experts), indices, experts).astype(jnp.int32)
 
 
-def _sorted(chosen: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The choices by expert, the position of each choice among them, and how many each expert has."""
-    order = jnp.argsort(chosen, stable=True).astype(jnp.int32)
+def _sorted(chosen: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The choices by expert, the expert of each of these, the position of each choice among them, and how many each expert has."""
     count = jnp.arange(chosen.size, dtype=jnp.int32)
+    by_expert, order = lax.sort((chosen, count), num_keys=1, is_stable=True)
     position = jnp.zeros_like(chosen).at[order].set(count, unique_indices=True)
     sizes = (chosen[:, None] == jnp.arange(experts, dtype=jnp.int32)[None]).sum(0, dtype=jnp.int32)
-    return order, position, sizes
+    return order, by_expert, position, sizes
 
 
 def _within_capacity(chosen: jax.Array, experts: int, capacity: int) -> jax.Array:
     """The choices of each expert up to its capacity; the others choose none."""
-    _, position, sizes = _sorted(chosen, experts)
+    *_, position, sizes = _sorted(chosen, experts)
     begin = jnp.cumsum(jnp.pad(sizes, (1, 0)), dtype=jnp.int32)  # of no expert too
     return jnp.where(position - begin[chosen] < capacity, chosen, experts)
+
+
+class Gathered(NamedTuple):
+    """Rows by expert: those of x at places (`routed_rows`)."""
+
+    x: jax.Array
+    row: jax.Array
+    place: jax.Array
+
+    def dispatched(self) -> jax.Array:
+        return dispatch(*self)
 
 
 def _routed(x, chosen, weights, experts: int, capacity: int | None, apply: Callable) -> jax.Array:
     """`apply(rows, sizes, weights)` of the rows (T, D) by expert, added up where they came from.  `chosen`, `weights`: (T, k)."""
     choices = chosen.size
     places = choices if capacity is None else min_dim(choices, experts * capacity)
-    order, position, sizes = _sorted(chosen.ravel(), experts)
-    choice = jnp.where(jnp.arange(places, dtype=jnp.int32) < sizes.sum(dtype=jnp.int32), order[:places], choices)
+    order, by_expert, position, sizes = _sorted(chosen.ravel(), experts)
+    choice = jnp.where(by_expert[:places] < experts, order[:places], choices)
     place = jnp.where(chosen < experts, position.reshape(chosen.shape), places)
     row = choice // chosen.shape[1]  # choice k T, which does not exist, is of row T
     scale = dispatch(weights.ravel(), choice, place.reshape(-1, 1))
-    return combine(apply(dispatch(x, row, place), sizes, scale), row, place)
+    return combine(apply(Gathered(x, row, place), sizes, scale), row, place)
 
 
 def _matrix(arrays: dict[str, jax.Array], argument: str) -> Any:
@@ -280,7 +293,7 @@ def _matrix(arrays: dict[str, jax.Array], argument: str) -> Any:
     return w, spread(scale, (w.shape[0], *scale.shape[1:]))
 
 
-def _experts(fused: dict[str, Any], x, matrices: dict[str, Any], sizes, scale=None) -> jax.Array:
+def _experts(fused: dict[str, Any], x: jax.Array | Gathered, matrices: dict[str, Any], sizes, scale=None) -> jax.Array:
     """The layer of the expert of each row."""
     plain = {name: value for name, value in fused.items() if name != "activation"}
     gate, up, down = (matrices.get(argument) for argument in ("w_gate", "w_up", "w_down"))
@@ -293,6 +306,10 @@ def _experts(fused: dict[str, Any], x, matrices: dict[str, Any], sizes, scale=No
 
 def _product(x, w, sizes, *, activation=None, row_scale=None, **plain) -> jax.Array:
     """The rows times the matrices of their experts, with an activation or a scale of each row."""
+    if isinstance(x, Gathered) and isinstance(w, tuple):
+        x = x.dispatched()
+    if isinstance(x, Gathered):
+        return ragged_gather_linear(x.x, w, sizes, x.row, x.place, activation=activation, **plain)
     if not isinstance(w, tuple):
         unit: Callable[..., jax.Array] = ragged_linear if w.ndim == 3 else ragged_gated_linear_unit
         return unit(x, w, sizes, activation=activation, row_scale=row_scale, **plain)
@@ -316,7 +333,7 @@ def _exchanged(x, chosen, weights, matrices, experts, capacity, axis_name, n, fu
     most = None if capacity is None else capacity * (experts // n)  # from one device to another, of which none is dropped
 
     def apply(rows, sizes, scale):
-        y = expert_parallel(functools.partial(_experts, fused), rows, matrices, sizes, axis_name=axis_name, capacity=most)
+        y = expert_parallel(functools.partial(_experts, fused), rows.dispatched(), matrices, sizes, axis_name=axis_name, capacity=most)
         wide = accumulated(y.dtype)
         return y.astype(wide) * scale.astype(wide)[:, None]
 

@@ -10,7 +10,6 @@ lax's own transpose of a gather is a scatter, which adds in 16 bits if the rows 
 from __future__ import annotations
 
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxext._compat import align_varying, product_primitive
-from jaxext.core.epilogue import accumulated
+from jaxext.ops.ragged_gather.dispatched import rows_at_places, sum_over_places
 
 
 def dispatch(x: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
@@ -37,15 +36,13 @@ def combine(y: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
 def _dispatch(x, row, place, *, batch, axis):
     if batch:
         return jax.vmap(functools.partial(_dispatch, batch=batch - 1, axis=axis - 1))(x, row, place)
-    return jnp.take(x, row, axis, mode="fill", fill_value=0)
+    return rows_at_places(x, row, axis)
 
 
 def _combine(y, row, place, *, batch, axis):
     if batch:
         return jax.vmap(functools.partial(_combine, batch=batch - 1, axis=axis - 1))(y, row, place)
-    # A sum of gathers is one pass over the result, and a gather of all places one over an array k times as large.
-    parts = [jnp.take(y, at, axis, mode="fill", fill_value=0).astype(accumulated(y.dtype)) for at in place.T]
-    return functools.reduce(operator.add, parts).astype(y.dtype)
+    return sum_over_places(y, place, axis)
 
 
 def _shape(size_at: int, x, *at, batch, axis):

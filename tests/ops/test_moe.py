@@ -198,7 +198,7 @@ def test_rows_are_gathered_and_added_in_float32():
     beside = np.stack([GATE, UP], 2)
     found = list(equations(jax.grad(lambda x, w: jaxext.moe(x, INDICES, WEIGHTS, None, w, DOWN).sum(), (0, 1)), X, beside))
     assert [e for e in found if e.primitive.name.startswith("scatter") and e.outvars[0].aval.ndim > 1] == []
-    assert [e.invars[1].aval.shape for e in found if e.primitive.name == "ragged_gated_linear_unit"] == [beside.shape]
+    assert [e.invars[1].aval.shape for e in found if e.primitive.name == "ragged_gather_gated_linear_unit"] == [beside.shape]
     row, place = jnp.zeros(4, jnp.int32), jnp.arange(4, dtype=jnp.int32)[None]
     parts = jnp.array([256, 1, 1, 1], jnp.bfloat16)[:, None]
     assert combine(parts, row, place).item() == jax.linear_transpose(lambda x: dispatch(x, row, place), parts[:1])(parts)[0].item() == 260

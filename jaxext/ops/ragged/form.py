@@ -91,6 +91,14 @@ class TiedForm(Form):
         return {**operands, **ties}
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ComposedTiedForm(TiedForm):
+    """A tied form whose `xla` computes a ragged product: its calls hold the name of the implementation, which is passed on."""
+
+    def call(self, open, avals, *, static, **facts) -> Call:
+        return dataclasses.replace(super().call(open, avals, static=static, **facts), parameters=static)
+
+
 def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """The first row and the one after the last of each group (..., groups), from their sizes (..., all groups).
 
@@ -98,10 +106,12 @@ def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = 
     that `sizes` does not have is empty.
     """
     if isinstance(rows, int) and rows * sizes.shape[-1] <= jnp.iinfo(jnp.int32).max:
-        end = jnp.minimum(jnp.cumsum(_clipped(sizes, rows), -1, dtype=jnp.int32), rows)
+        sizes = _clipped(sizes, rows)
+        total = jnp.cumsum(sizes, -1, dtype=jnp.int32)
+        begin, end = jnp.minimum(total - sizes, rows), jnp.minimum(total, rows)  # one kernel of XLA
     else:  # the sum can exceed int32
         end = lax.associative_scan(lambda one, other: one + jnp.minimum(other, rows - one), _clipped(sizes, rows), axis=-1)
-    begin = jnp.concatenate([jnp.zeros_like(end[..., :1]), end[..., :-1]], -1)
+        begin = jnp.concatenate([jnp.zeros_like(end[..., :1]), end[..., :-1]], -1)
     if offset is None:
         return begin, end
     # Compared with all groups, of which there are some thousands at most: a gather has no sharding in types if vmap maps the offset alone.
@@ -318,18 +328,17 @@ _LINEAR, _GATED = (
 
 def _spread_over_rows(operation, product, operands, values: jax.Array, like: jax.Array, result: str, static: Static) -> jax.Array:
     """Return for each row the values of its group, (B, G) or (B, G, N); `like` is the result of this name.  Ones, times the values."""
-    form, open = operation.product
     rank = operation.unpack(static.ranks)
     rows = operation.position(result, "M", static.ranks) + 1
     ones = lax.full_like(like.sum(tuple(range(rows, like.ndim))), 1, values.dtype)
     inner = Static(
-        ranks=form.pack(rank | {"K": 0, "N": values.ndim - rank["B"] - 1}),
+        ranks=RAGGED.pack(rank | {"K": 0, "N": values.ndim - rank["B"] - 1}),
         dtypes=(like.dtype,),
         precision=(lax.Precision.HIGHEST,) * 2,
         implementation=static.implementation,
         in_place=static.in_place,
     )
-    return product(form, open, operands | {"x": ones, "w": values}, inner)
+    return product(RAGGED, "y", operands | {"x": ones, "w": values}, inner)
 
 
 def _masked_rows_of_no_group(operation: Operation, product, operands, y: jax.Array, static: Static) -> jax.Array:
@@ -346,18 +355,18 @@ def _masked_rows_of_no_group(operation: Operation, product, operands, y: jax.Arr
     return jnp.where(lax.expand_dims(inside, range(lead, y.ndim)), y, jnp.zeros((), y.dtype))
 
 
-_GROUPS = epilogue.Groups(_spread_over_rows, _masked_rows_of_no_group)
+GROUPS = epilogue.Groups(_spread_over_rows, _masked_rows_of_no_group)
 
 
 @functools.cache
 def ragged_linear(bias: bool, scale: bool) -> Operation:
     """y[b,p,r,m,n] = scale[b,p,r,m] activation(Σ_k x[b,p,r,m,k] w[b,g,k,n] + bias[b,g,n]), where g is the group of the row."""
     labels, rows = ("B", "G", "N") if bias else None, RAGGED.slots["y"][:-1] if scale else None
-    return epilogue.operation("ragged_linear", _LINEAR, RAGGED, "y", groups=_GROUPS, bias=labels, scale=rows)
+    return epilogue.operation("ragged_linear", _LINEAR, RAGGED, "y", groups=GROUPS, bias=labels, scale=rows)
 
 
 @functools.cache
 def ragged_gated_linear_unit(scale: bool) -> Operation:
     """y[b,p,r,m,n] = scale[b,p,r,m] activation(Σ_k x[b,p,r,m,k] w[b,g,k,0,n]) Σ_k x[b,p,r,m,k] w[b,g,k,1,n]."""
     rows = RAGGED.slots["y"][:-1] if scale else None
-    return epilogue.operation("ragged_gated_linear_unit", _GATED, RAGGED, "y", gated=True, groups=_GROUPS, scale=rows)
+    return epilogue.operation("ragged_gated_linear_unit", _GATED, RAGGED, "y", gated=True, groups=GROUPS, scale=rows)

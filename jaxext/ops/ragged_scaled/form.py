@@ -8,7 +8,6 @@ contracted into S of K, columns into J of N.  Each row has scales of its own, an
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +19,13 @@ from jax import lax
 
 from jaxext._messages import format_value
 from jaxext.backends.xla_products import summed
-from jaxext.core.call import Call
 from jaxext.core.checks import checked
 from jaxext.core.family import Family, declare
 from jaxext.core.form import Companion, define
 from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
 from jaxext.ops.ragged import form as ragged
-from jaxext.ops.ragged.form import RAGGED, RANGES, TiedForm
+from jaxext.ops.ragged.form import RAGGED, RANGES, ComposedTiedForm
 from jaxext.ops.ragged_scaled.cuda import CudaRaggedScaled
 from jaxext.ops.ragged_scaled.triton import TritonRaggedScaled
 from jaxext.ops.ragged_scaled.xla import XlaRaggedScaled
@@ -38,20 +36,12 @@ SLOTS = {"x": ("B", "P", "R", "M", "S", "K"), "w": ("B", "G", "S", "K", "J", "N"
 SCALES = {"x": ("B", "P", "R", "M", "S"), "w": ("B", "G", "S", "J"), "y": ("B", "P", "R", "M", "J")}
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ScaledTiedForm(TiedForm):
-    """A tied form whose calls hold the implementation that the user named: `xla` passes the name on to the ragged product it computes."""
-
-    def call(self, open, avals, *, static, **facts) -> Call:
-        return dataclasses.replace(super().call(open, avals, static=static, **facts), parameters=static)
-
-
 @functools.cache
-def form(slots: tuple[str, ...]) -> ScaledTiedForm:
+def form(slots: tuple[str, ...]) -> ComposedTiedForm:
     """The form in which these slots have scales."""
     scales = {f"{slot}_scale": Companion(SCALES[slot], functools.partial(scaled.tangent, bind, slot)) for slot in slots}
     return define(
-        ScaledTiedForm(
+        ComposedTiedForm(
             name=f"ragged_scaled_{''.join(slots)}",
             slots=SLOTS,
             roles=RAGGED.roles,

@@ -1,0 +1,61 @@
+"""Ragged products of rows that lie elsewhere: the first products of a mixture of experts, without a copy of its rows by expert."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+
+from jaxext.core import epilogue
+from jaxext.lax.dispatch import compiled
+from jaxext.ops.fused.form import parameters
+from jaxext.ops.ragged import masked_rows
+from jaxext.ops.ragged.form import ranges
+from jaxext.ops.ragged_gather import form
+
+__all__ = ["ragged_gather_linear"]
+
+
+def ragged_gather_linear(
+    x: jax.Array,
+    w: jax.Array,
+    group_sizes: jax.Array,
+    row: jax.Array,
+    place: jax.Array,
+    *,
+    activation: str | None | Callable[[jax.Array], jax.Array] = None,
+    precision=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Return `ragged_linear(dispatched, w, group_sizes, activation=activation)`, dispatched[m] = x[row[m]], or 0 if there is no such row.
+
+    Args:
+      x: shape (S, K).
+      w: shape (G, K, N), or (G, K, 2, N) for gate and linear part, as in `ragged_gated_linear_unit`.
+      group_sizes: shape (G,), integers.
+      row: shape (M,), int32.
+      place: shape (S, J), int32: the places m of each row of x.  Those from M on are none.
+      activation: as in `linear`.
+
+    Returns:
+      shape (M, N).
+    """
+    arrays = dict(x=x, w=w, group_sizes=group_sizes, row=row, place=place)
+    gated, function = w.ndim == 4, activation if callable(activation) else None
+    fused = gated and function is None
+    operation = form.gated_linear_unit() if fused else form.linear()
+    key = operation, None if function else activation
+    z = compiled(_product, key, operation.family, implementation, tuple(arrays.values()), dict(precision=precision), name=operation.name)
+    return epilogue.applied(operation.name, function, z, {}, functools.partial(masked_rows, group_sizes), gated)
+
+
+def _product(operation, activation, x, w, sizes, row, place, **keywords) -> jax.Array:
+    begin, end = ranges(sizes, row.shape[0], w.shape[0])
+    operands = dict(x=x, w=w, begin=begin, end=end, row=row, place=place)
+    ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1 if operation.unsharded else w.ndim - 2, T=1, S=1, J=1)
+    dims = ((1,), (1,)), ((), ())
+    operands, static = parameters(
+        operation, operation.name, activation, operands, "xw", dims, ranks, {}, preferred_element_type=None, out_sharding=None, **keywords
+    )
+    return epilogue.bind(operation, operands, activation, static)
