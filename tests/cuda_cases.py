@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxext.backends.fields import DTYPES
 from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
+from jaxext.kernels.ragged.problem import most_visits
 from jaxext.ops.causal import cuda as cuda_causal
 from jaxext.ops.conv import cuda_dense as cuda_conv
 from jaxext.ops.scaled import cuda_weight_only
@@ -45,7 +46,7 @@ def shapes_of(target: str, attributes: Mapping[str, Any]) -> dict[str, tuple[int
                 x=(a.B, a.N, *a.input, a.G, a.C), w=(a.B, a.G, a.K, *a.filter, a.C), y=y, bias=(a.B, a.G, a.K), residual=y, saved=y
             )
         case "ragged":
-            places = (a.B, a.P, a.G, 2) if role == "tn" else (a.B, a.P, -(-a.M // max(a.tile_m, 1)) + a.G - 1, 5)
+            places = (a.B, a.P, a.G, 2) if role == "tn" else (a.B, a.P, most_visits(a.M, a.G, max(a.tile_m, 1)), 5)
             return dict(x=(a.B, a.P, a.R, a.M, a.K), w=(a.B, a.G, a.K, a.N), y=(a.B, a.P, a.R, a.M, a.N), places=places)
         case "scaled":
             right = (a.B, a.S, a.J) if a.J == a.N else (a.B, a.J, a.S)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/product_arrays.h"
+#include "ragged/visits.h"
 
 namespace jaxext {
 
@@ -45,9 +46,6 @@ struct RaggedKernel {
 
 // Every kernel that was compiled, in no particular order.
 const std::vector<RaggedKernel>& RaggedKernels();
-
-// The number of visits of a matrix of rows, in tiles of `tile_m` rows.
-inline int64_t VisitsOf(const RaggedProblem& p, int64_t tile_m) { return Sum(Sum(p.M / tile_m + (p.M % tile_m > 0), p.G), -1); }
 
 Reason RaggedRefuses(MatmulRole role, const RaggedProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 

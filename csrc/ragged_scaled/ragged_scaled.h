@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "ragged/visits.h"
 #include "scaled/scaled.h"
 
 namespace jaxext {
@@ -23,9 +24,6 @@ struct RaggedScaledConfig {
 
 // Every kernel that was compiled, in no particular order.
 const std::vector<ScaledKernel>& RaggedScaledKernels();
-
-// The number of visits of a matrix of rows, in tiles of `tile_m` rows.
-inline int64_t VisitsOf(const RaggedScaledProblem& p, int64_t tile_m) { return Sum(Sum(p.M / tile_m + (p.M % tile_m > 0), p.G), -1); }
 
 // The reason why no kernel takes a problem with these dtypes of a, b and d.
 Reason RaggedScaledRefuses(const RaggedScaledProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});

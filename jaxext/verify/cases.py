@@ -134,23 +134,29 @@ def _all_of(contact: Contact, platform: str, implementations: Sequence[str]) -> 
             for which, config in _configs(plan, contact.splits):
                 name = f"{implementation.name} {call.op}: {contact.name}, {which}"
                 case = Case(name, contact.name, implementation.name, kind_of(plan, config), plan, config, family.implementations[-1])
-                sort = None if which == ANOTHER else (which, _signature(getattr(plan, "problem", call.problem)), _signature(config))
+                sort = (
+                    None if which.startswith(ANOTHER) else (which, _signature(getattr(plan, "problem", call.problem)), _signature(config))
+                )
                 yield case, (case.implementation, case.kind, sort)
 
 
 def _configs(plan: Plan, splits: Sequence[int]) -> Iterator[tuple[str, Any]]:
-    """The picked config and one with another tile, or those with so many parts of the sum."""
-    picked, *others = plan.configs
+    """The picked config and one with another tile, of each kind that the plan has; or those with so many parts of the sum."""
     if splits and any(getattr(config, "splits", 1) == splits[0] for config in plan.configs):
         for number in splits:
             yield f"{number} parts", next(config for config in plan.configs if config.splits == number)
         return
-    yield "picked", picked
-    another = max((config for config in others if _tile(config) != _tile(picked)), key=_size, default=None)
-    dtypes = kind_of(plan, picked).rpartition(" ")[2]
-    wanted = "fp32" not in dtypes.partition("->")[0].split("x")[:2] and any(name in dtypes for name in _BOTH_TILES)
-    if another is not None and (wanted or _size(picked) <= _SMALL < _size(another)):
-        yield ANOTHER, another
+    of_kind: dict[str, list[Any]] = {}
+    for config in plan.configs:
+        of_kind.setdefault(kind_of(plan, config), []).append(config)
+    for kind, (picked, *others) in sorted(of_kind.items()):
+        by = "" if len(of_kind) == 1 else f" {kind.split()[0]}"
+        yield f"picked{by}", picked
+        another = max((config for config in others if _tile(config) != _tile(picked)), key=_size, default=None)
+        dtypes = kind.rpartition(" ")[2]
+        wanted = "fp32" not in dtypes.partition("->")[0].split("x")[:2] and any(name in dtypes for name in _BOTH_TILES)
+        if another is not None and (wanted or _size(picked) <= _SMALL < _size(another)):
+            yield f"{ANOTHER}{by}", another
 
 
 def _tile(config: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from cuda_cases import change_dtypes, config_of, make_case
 from lowered import struct
 
 import jaxext
+from jaxext.kernels.ragged.problem import most_visits
 from jaxext.ops.ragged_scaled import cuda as cuda_ragged_scaled
 from jaxext.ops.ragged_scaled.cuda import RaggedScaledProblem
 
@@ -82,7 +83,7 @@ def shapes(a):
     """The shapes of all arrays, and the name of the result."""
     matrices, groups = a.B * a.P * a.R, a.B * a.G
     right = (groups, a.S, a.J) if a.J == a.N else (groups, a.J, a.S)
-    visits = (a.B, a.P, -(-a.M // max(a.tile_m, 1)) + a.G - 1, 5)
+    visits = (a.B, a.P, most_visits(a.M, a.G, max(a.tile_m, 1)), 5)
     operands = dict(a=(matrices, a.M, a.K), b=(groups, a.N, a.K), left=(matrices, a.M, a.S), right=right, visits=visits)
     return operands | dict(d=(matrices, a.M, a.N)), "d"
 
