@@ -34,17 +34,22 @@ def refuses(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """The tiles of matrix products, without splits.  The one with the fewest clocks, by a rough model, is first.
-
-    Where reading the matrices takes longer than all else, as for few rows of each group, that is the one with the fewest rows.
-    """
+    """The tiles of matrix products, without splits, the one that is expected to be fastest first."""
     tiles = {dataclasses.replace(config, splits=1) for config in matmul.candidates(problem)}
     if problem.arch < 90 and (problem.role == "nt" or problem.epilogue):
         # Beside 128 sums, a thread has no registers for what tells rows of a group from others.
         tiles = {config for config in tiles if config.tile_m * config.tile_n < 128 * 32 * config.num_warps}
     configs = [Config(**dataclasses.asdict(config), finds_visit=found) for config in tiles for found in _finds_visit(problem)]
     fit = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
-    return sorted(fit, key=lambda config: (clocks(problem, config), config.tile_m, -config.tile_n, dataclasses.astuple(config)))
+    return sorted(fit, key=lambda config: order(problem, config))
+
+
+def order(problem: RaggedProblem, config: matmul.Config) -> tuple:
+    """What is least for the best config: clocks, by a rough model.
+
+    Where reading the matrices takes longer than all else, as for few rows of each group, many take as long: then the rows of a tile.
+    """
+    return clocks(problem, config), config.tile_m, -config.tile_n, dataclasses.astuple(config)
 
 
 def _finds_visit(problem: Problem) -> tuple[bool, ...]:
@@ -61,7 +66,7 @@ def clocks(problem: RaggedProblem, config: matmul.Config) -> float:
         return computed
     matrices = problem.B * min(problem.G, problem.P * problem.M) * problem.depth * problem.cols
     read = gpu.moving(matrices * BITS[problem.operand_dtypes[1]] / 8)
-    if getattr(config, "finds_visit", False):
+    if getattr(config, "finds_visit", True):
         return max(computed + FINDING * gpu.rounds(programs), read)
     return max(computed, read) + LISTING
 

@@ -35,6 +35,7 @@ class RaggedProblem(MatmulProblem):
     R: int
     G: int
     ragged: ClassVar[bool] = True
+    gathered: ClassVar[bool] = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,7 +71,7 @@ class Problem(RaggedProblem, MatmulTiles):
     S: int | None = None
 
     @property
-    def gathered(self) -> bool:
+    def gathered(self) -> bool:  # type: ignore[override]
         return self.S is not None
 
     @property

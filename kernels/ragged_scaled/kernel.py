@@ -4,14 +4,14 @@ import triton
 import triton.language as tl
 
 from ..launch import kernel_name
-from ..ragged.kernel import VISIT_NUMBERS
+from ..ragged.kernel import found_visit
 from ..scaled.kernel import added, right_tile
 from ..tile import exists, tile_indices
 
 
 @triton.jit(repr=kernel_name)
 def ragged_scaled_rows(
-    lhs_ptr, rhs_ptr, lhs_scale_ptr, rhs_scale_ptr, scale_ptr, visits_ptr, result_ptr,
+    lhs_ptr, rhs_ptr, lhs_scale_ptr, rhs_scale_ptr, scale_ptr, begin_ptr, end_ptr, result_ptr,
     PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """nn and nt: a visit and a tile of columns."""
@@ -24,12 +24,9 @@ def ragged_scaled_rows(
     COL_BLOCKS: tl.constexpr = PROBLEM.blocks[1]
     DEPTH_BLOCKS: tl.constexpr = PROBLEM.blocks[2]
     batch, _, visit, tile_col = tile_indices(PROBLEM, CONFIG, TILES)
-    visits_ptr += ((batch // PROBLEM.R) * TILES[0] + visit) * VISIT_NUMBERS
-    group = tl.load(visits_ptr)
-    begin, end = tl.load(visits_ptr + 1), tl.load(visits_ptr + 2)
-    low, high = tl.load(visits_ptr + 3), tl.load(visits_ptr + 4)
-    # A visit of no group (-1) multiplies nothing, but loads the scales of columns.
-    matrix = batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + tl.maximum(group, 0)
+    ranges = batch // PROBLEM.R * PROBLEM.G
+    group, begin, end, low, high = found_visit(begin_ptr + ranges, end_ptr + ranges, visit, PROBLEM, CONFIG)
+    matrix = batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + group
 
     row = (low // BLOCK_ROWS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.dtype(PROBLEM.index))
     col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)

@@ -7,7 +7,7 @@ from ..checks import check
 from ..launch import MOST_PROGRAMS, Launch, cdiv, plain_launch
 from ..matmul import plan as matmul
 from ..matmul.plan import Config
-from ..ragged.plan import clocks, grid
+from ..ragged.plan import grid, order
 from ..scaled import plan as scaled
 from ..scaled.plan import MOST_SUMS
 from ..scaled.problem import LEFT, OPEN, RIGHT
@@ -33,7 +33,7 @@ def candidates(problem: Problem) -> list[Config]:
             configs = {dataclasses.replace(config, num_warps=8) if _sums(config) == MOST_SUMS else config for config in configs}
             configs = {config for config in configs if _sums(config) < MOST_SUMS}
     fit = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
-    return sorted(fit, key=lambda config: (clocks(problem, config), dataclasses.astuple(config)))
+    return sorted(fit, key=lambda config: order(problem, config))
 
 
 def _sums(config: Config) -> int:
@@ -49,9 +49,9 @@ def launch(problem: Problem, config: Config) -> Launch:
     left, right, open = (slots[problem.role] for slots in (LEFT, RIGHT, OPEN))
     # An absent scale is the left factor again, through which nothing is read.
     scales = (f"{slot}_scale" if slot in problem.scaled else left for slot in (left, right, open))
-    jitted, places = (kernel.ragged_scaled_sum, ("begin", "end")) if problem.role == "tn" else (kernel.ragged_scaled_rows, ("visits",))
+    jitted = kernel.ragged_scaled_sum if problem.role == "tn" else kernel.ragged_scaled_rows
     tiles = problem.tiles_down(config.tile_m), cdiv(problem.cols, config.tile_n), cdiv(problem.depth, config.tile_k)
-    return plain_launch(problem, config, jitted, (left, right, *scales, *places), grid(problem, config), TILES=tiles)
+    return plain_launch(problem, config, jitted, (left, right, *scales, "begin", "end"), grid(problem, config), TILES=tiles)
 
 
 def _refusals(problem: Problem, config: Config) -> Iterator[str | None]:

@@ -23,16 +23,11 @@ class TritonRagged(RaggedKernels, TritonKernels):
         return "ragged_found" if config.finds_visit else "ragged"
 
     def launch(self, call, problem, config):
-        return with_visits(super().launch(call, problem, config), problem.M, config.tile_m)
-
-
-def with_visits(plain: KernelCall, rows: int, tile: int) -> KernelCall:
-    """A call with the ranges of groups in place of the visits of tiles of rows, if the kernel takes these, as its last operands."""
-    if "visits" not in plain.slots:
-        return plain
-    return dataclasses.replace(
-        plain, slots=(*plain.slots[:-1], "begin", "end"), call=functools.partial(_call_with_visits, plain, rows, tile)
-    )
+        plain = super().launch(call, problem, config)
+        if "visits" not in plain.slots:
+            return plain
+        with_visits = functools.partial(_call_with_visits, plain, problem.M, config.tile_m)
+        return dataclasses.replace(plain, slots=(*plain.slots[:-1], "begin", "end"), call=with_visits)
 
 
 def _call_with_visits(plain: KernelCall, rows: int, tile: int, result: Any, *operands: jax.Array) -> Any:
