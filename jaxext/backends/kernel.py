@@ -134,7 +134,7 @@ class KernelPlan(Plan):
 
     @functools.cached_property
     def configs(self) -> Sequence[Any]:
-        """Those of kinds that are verified on the device come first."""
+        """All configs.  Those of kinds that are verified on the device come first."""
         if self.call.empty:
             return (ZEROS,)
         return sorted(self.implementation.configs(self.problem), key=lambda config: self._unverified(config) is not None)

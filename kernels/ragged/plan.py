@@ -45,7 +45,7 @@ def candidates(problem: Problem) -> list[Config]:
 
 
 def order(problem: RaggedProblem, config: matmul.Config) -> tuple:
-    """What is least for the best config: clocks, by a rough model.
+    """The key of a config in sorting, least for the one that is expected to be fastest: clocks, by a rough model.
 
     Where reading the matrices takes longer than all else, as for few rows of each group, many take as long: then the rows of a tile.
     """
@@ -53,7 +53,7 @@ def order(problem: RaggedProblem, config: matmul.Config) -> tuple:
 
 
 def _finds_visit(problem: Problem) -> tuple[bool, ...]:
-    """What `Config.finds_visit` may be."""
+    """The values that `Config.finds_visit` may have."""
     return (False,) if problem.role == "tn" else (True,) if problem.gathered else (False, True)
 
 

@@ -38,6 +38,7 @@ MAY = {
     "ops.conv": BELOW_OPERATIONS,
     "ops.fused": {"ops.matmul", "ops.conv", *BELOW_OPERATIONS},
     "ops.quantized": {"ops.scaled", *BELOW_OPERATIONS},
+    "ops.ragged_gather": {"ops.ragged", "ops.fused", *BELOW_OPERATIONS},
     "ops.ragged_scaled": {"ops.ragged", "ops.scaled", *BELOW_OPERATIONS},
     "export": {"core", "backends.cuda", "_target", "_messages"},
     "quantization": {"ops.quantized"},
@@ -51,7 +52,7 @@ MAY = {
     },
     "hazards": {"tuning", "lax", "core", "_compat", "_messages"},
     "parallel": {"ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "core", "_compat", "_messages"},
-    "mixture": {"parallel", "ops.ragged", "ops.ragged_scaled", "ops.scaled", "lax", "core", "_compat", "_messages"},
+    "mixture": {"parallel", "ops.ragged", "ops.ragged_gather", "ops.ragged_scaled", "ops.scaled", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
     "cli": {"__init__", "bench", "verify", "tuning", "backends.cuda", "tables", "_compat", "_target", "_messages", *BUILT},

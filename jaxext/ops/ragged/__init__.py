@@ -228,14 +228,7 @@ def _fused(name: str, arrays: Mapping[str, Any], activation, static: dict[str, A
     operation = form.ragged_gated_linear_unit(with_scale) if fused else form.ragged_linear("bias" in arrays, with_scale)
     key = (operation, name, activation)
     z = compiled(_ragged, key, operation.family, implementation, tuple(arrays.values()), static, name=name)
-    return epilogue.applied(name, function, z, added, functools.partial(masked_rows, sizes), gated)
-
-
-def masked_rows(sizes: jax.Array, y: jax.Array, row_scale: jax.Array | None = None) -> jax.Array:
-    """y times the scale of each row, and zeros in rows of no group, where neither is read."""
-    inside = form.group_mask(*form.ranges(sizes, y.shape[0], sizes.shape[0]), y.sum(1), 0)[:, None]
-    y = jnp.where(inside, y, 0)
-    return y if row_scale is None else jnp.where(inside, y * row_scale.astype(y.dtype)[:, None], 0)
+    return epilogue.applied(name, function, z, added, functools.partial(form.masked_rows, sizes), gated)
 
 
 def _ragged(operation: Operation, name, activation, x, w, sizes, *added, **keywords) -> jax.Array:

@@ -130,6 +130,13 @@ def group_mask(begin: jax.Array, end: jax.Array, like: jax.Array, same: int) -> 
     return ((begin <= row) & (row < end)).any(-1)
 
 
+def masked_rows(sizes: jax.Array, y: jax.Array, row_scale: jax.Array | None = None) -> jax.Array:
+    """y (rows, columns) times the scale of each row, and zeros in rows of no group, where neither is read."""
+    inside = group_mask(*ranges(sizes, y.shape[0], sizes.shape[0]), y.sum(1), 0)[:, None]
+    y = jnp.where(inside, y, 0)
+    return y if row_scale is None else jnp.where(inside, y * row_scale.astype(y.dtype)[:, None], 0)
+
+
 def _clipped(x: jax.Array, high: int, low: int = 0) -> jax.Array:
     """An array of integers of any dtype, clipped, as int32."""
     of_type = jnp.iinfo(x.dtype)

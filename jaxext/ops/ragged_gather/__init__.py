@@ -10,11 +10,10 @@ import jax
 from jaxext.core import epilogue
 from jaxext.lax.dispatch import compiled
 from jaxext.ops.fused.form import parameters
-from jaxext.ops.ragged import masked_rows
-from jaxext.ops.ragged.form import ranges
+from jaxext.ops.ragged.form import masked_rows, ranges
 from jaxext.ops.ragged_gather import form
 
-__all__ = ["ragged_gather_linear"]
+__all__: list[str] = []  # nothing public: `jaxext.moe` is made of it
 
 
 def ragged_gather_linear(

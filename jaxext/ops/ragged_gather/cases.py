@@ -11,6 +11,9 @@ SILU = functools.partial(ragged_gather_linear, activation="silu")
 INDICES = typed(((8,), "int32"), ((645,), "int32"), ((323, 2), "int32"))
 
 
+PAGES: dict[str, list[Contact]] = {}  # it is no public operation
+
+
 def contacts() -> Iterator[Contact]:
     for dtype in (BF16, FP16, FP32):
         yield step(f"ragged_gather {dtype}", ragged_gather_linear, *typed(((323, 264), dtype), ((8, 264, 272), dtype)), *INDICES)

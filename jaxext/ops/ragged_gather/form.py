@@ -61,7 +61,7 @@ def examples(call: Call) -> dict[str, jax.Array]:
 
 
 def lax_call(form: Labelled, open: str, ranks: Sequence[int]):
-    """As lax would compute it from rows by group."""
+    """The call of lax that computes it from rows by group."""
     return ragged.lax_call(RAGGED, open, RAGGED.pack(form.unpack(ranks)))
 
 

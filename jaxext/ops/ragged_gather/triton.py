@@ -14,7 +14,7 @@ from jaxext.ops.ragged_gather.dispatched import mapped, sum_over_places
 
 
 class TritonRaggedGather(TritonRagged):
-    """With x open the kernel is that of ragged products, and its rows are added up afterwards."""
+    """The kernel with x open is that of ragged products, whose rows are added up afterwards."""
 
     def problem(self, call):
         problem = super().problem(call)
