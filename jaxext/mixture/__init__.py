@@ -304,16 +304,19 @@ def _experts(fused: dict[str, Any], x: jax.Array | Gathered, matrices: dict[str,
     return _product(hidden, down, sizes, row_scale=scale, **plain)
 
 
-def _product(x, w, sizes, *, activation=None, row_scale=None, **plain) -> jax.Array:
-    """The rows times the matrices of their experts, with an activation or a scale of each row."""
-    if isinstance(x, Gathered) and isinstance(w, tuple):
-        x = x.dispatched()
+def _product(x: jax.Array | Gathered, w: Any, sizes, *, activation=None, row_scale=None, **plain) -> jax.Array:
+    """The rows times the matrices of their experts, with an activation or a scale of each row, which gathered rows do not have."""
+    if isinstance(w, tuple):
+        values, scale = w
+        rows = x.dispatched() if isinstance(x, Gathered) else x
+        return _quantized_product(rows, values, scale, sizes, activation, row_scale, **plain)
     if isinstance(x, Gathered):
         return ragged_gather_linear(x.x, w, sizes, x.row, x.place, activation=activation, **plain)
-    if not isinstance(w, tuple):
-        unit: Callable[..., jax.Array] = ragged_linear if w.ndim == 3 else ragged_gated_linear_unit
-        return unit(x, w, sizes, activation=activation, row_scale=row_scale, **plain)
-    values, scale = w
+    unit: Callable[..., jax.Array] = ragged_linear if w.ndim == 3 else ragged_gated_linear_unit
+    return unit(x, w, sizes, activation=activation, row_scale=row_scale, **plain)
+
+
+def _quantized_product(x, values, scale, sizes, activation, row_scale, **plain) -> jax.Array:
     y = ragged_scaled_dot(x, values, sizes, rhs_scale=scale, **plain)
     if activation is not None:
         y = applied("moe", _activation.FUNCTIONS.get(activation, activation), y, {})

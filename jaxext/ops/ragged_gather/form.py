@@ -39,16 +39,18 @@ class GatheredForm(ComposedTiedForm):
 def cut(ties: dict[str, jax.Array], label: str, first: jax.Array, size: int) -> dict[str, jax.Array]:
     """The ranges of `size` groups, places or rows from `first` on, and rows and places as these count them."""
     bounds = {name: ties[name] for name in RANGES}
-    split, other = {"S": ("place", "row"), "M": ("row", "place")}.get(label, (None, None))
-    if split is None:
-        return ties | RAGGED.cut(bounds, label, first, size)
-    axis = ties[split].ndim - (2 if split == "place" else 1)
-    moved = ties[other] - first
-    indices = {
-        split: lax.dynamic_slice_in_dim(ties[split], first, size, axis),
-        other: jnp.where((moved >= 0) & (moved < size), moved, size),
-    }
-    return ties | indices | (RAGGED.cut(bounds, label, first, size) if label == "M" else {})
+    if label == "G":
+        return ties | ragged.cut(bounds, label, first, size)
+    if label == "S":
+        return ties | {"row": _counted(ties["row"], first, size), "place": lax.dynamic_slice_in_dim(ties["place"], first, size, -2)}
+    row = lax.dynamic_slice_in_dim(ties["row"], first, size, -1)
+    return ragged.cut(bounds, label, first, size) | {"row": row, "place": _counted(ties["place"], first, size)}
+
+
+def _counted(indices: jax.Array, first: jax.Array, size: int) -> jax.Array:
+    """Indices into `size` elements from `first` on; of others, that of none."""
+    moved = indices - first
+    return jnp.where((moved >= 0) & (moved < size), moved, size)
 
 
 def examples(call: Call) -> dict[str, jax.Array]:
@@ -57,7 +59,7 @@ def examples(call: Call) -> dict[str, jax.Array]:
     row = jnp.arange(places, dtype=jnp.int32) % rows
     place = jnp.arange(rows, dtype=jnp.int32)[:, None] + rows * jnp.arange(call.sizes["J"], dtype=jnp.int32)[None]
     indices = {"row": row, "place": jnp.minimum(place, places)}
-    return RAGGED.examples(call) | {name: jnp.broadcast_to(of, call.shape_of(name)) for name, of in indices.items()}
+    return ragged.examples(call) | {name: jnp.broadcast_to(of, call.shape_of(name)) for name, of in indices.items()}
 
 
 def lax_call(form: Labelled, open: str, ranks: Sequence[int]):
@@ -73,7 +75,7 @@ def _family(name: str) -> Family:
 RAGGED_GATHER = define(
     GatheredForm(
         name="ragged_gather",
-        slots=RAGGED.slots | {"x": ("B", "P", "R", "S", "K")},
+        slots={**RAGGED.slots, "x": ("B", "P", "R", "S", "K")},
         roles=RAGGED.roles,
         window=(),
         family=_family("ragged_gather"),
