@@ -32,7 +32,12 @@ _FAMILIES = {
 }
 # Family -> its folders in csrc, and its operations, where these are not of its own name alone.
 _FOLDERS = {"scaled": ("scaled", "weight_only"), "pieces": ("pieces", "matmul")}
-_OPERATIONS = {"depthwise": ("conv",), "pieces": ("matmul",), "ragged_scaled": ("ragged_scaled", "ragged", "scaled")}
+_OPERATIONS = {
+    "depthwise": ("conv",),
+    "ragged": ("ragged", "ragged_gather"),
+    "pieces": ("matmul",),
+    "ragged_scaled": ("ragged_scaled", "ragged", "scaled"),
+}
 _IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (.*)", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
