@@ -30,6 +30,7 @@ HEADLINE: tuple[str, ...] = (
     *_cases("deepseek experts up quantised, 8 groups, 32768x7168x4096", "forward", "fp8"),
     *_cases("mixtral experts up quantised, 8 groups, 16x4096x14336", "forward", "int8 weights"),
     *_cases("moe silu, 4 of 64 experts, 4096x2048x1024", "forward"),
+    *_cases("moe silu, decoding, 4 of 64 experts, 16x2048x1024", "forward"),
     *_cases("linear gelu, 8192x4096x14336", "forward"),
     *_cases("gated silu, 8192x4096x14336", "forward"),
     *_cases("8192 cubed, 8192x8192x8192", "nn"),

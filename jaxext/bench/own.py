@@ -290,6 +290,6 @@ SUITE: tuple[tuple[Own, str], ...] = (  # with tags
     (Quantised(name="llama 8B up quantised by 128", **LAYER, group=128, numbers=("int4 weights",)), "llama"),
     (ScaledExperts(name="deepseek experts up quantised", G=8, M=32768, K=7168, N=4096, numbers=("fp8",)), "deepseek"),
     (ScaledExperts(name="mixtral experts up quantised", G=8, M=16, K=4096, N=14336, numbers=("int8 weights",)), "mixtral"),
-    (Moe(name="moe silu", E=64, k=4, T=4096, D=2048, F=1024), ""),
+    *((Moe(name=name, E=64, k=4, T=T, D=2048, F=1024), "") for name, T in (("moe silu", 4096), ("moe silu, decoding", 16))),
     (Gram(name="gram", M=4096, K=4096), ""),  # a weight matrix of Muon's iteration
 )
