@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxext.core.call import Call
 from jaxext.core.choose import Choice, chosen
@@ -22,8 +21,9 @@ from jaxext.ops.ragged import form
 
 
 def rows_at_places(x: jax.Array, row: jax.Array, axis: int = 0) -> jax.Array:
-    """Return x[row] along an axis, and zeros where there is no such row."""
-    return jnp.take(x, row, axis, mode="fill", fill_value=0)
+    """Return x[row] along an axis, and zeros where there is no such row, as for each negative number."""
+    at = (*(slice(None),) * axis, row)
+    return x.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def sum_over_places(y: jax.Array, place: jax.Array, axis: int = 0) -> jax.Array:
