@@ -28,19 +28,18 @@ FUNCTIONS: dict[Any, Any] = {None: lambda z: z, "silu": jax.nn.silu, "sigmoid": 
 def places(row, rows=S, most=3) -> Any:
     """The places of each row, and for none their number or a larger one."""
     place = np.full((rows, most), len(row), np.int32)
-    place[:, -1] += 5
+    place[:, 1:] += 5
     for m, s in enumerate(row):
         if 0 <= s < rows:
-            free = int((place[s] < len(row)).sum())
-            place[s, free] = m
+            place[s, (place[s] < len(row)).sum()] = m
     return place
 
 
 PLACE = places(ROW)
 
 
-def operands(dtype: Any = np.float32, gated=False, integers=False) -> list[Any]:
-    shapes = (S, K), (G, K, 2, N) if gated else (G, K, N), (M, N)
+def operands(dtype: Any = np.float32, gated=False, integers=False, s=S, m=M, g=G, k=K, n=N) -> list[Any]:
+    shapes = (s, k), (g, k, 2, n) if gated else (g, k, n), (m, n)
     return [random(shape, jnp.dtype(dtype), seed, integers) for seed, shape in enumerate(shapes)]
 
 
@@ -48,7 +47,7 @@ def plain(x, w, sizes, row, place=None, activation=None) -> jax.Array:
     """The definition in jnp; `place` follows from `row`."""
     end, at = jnp.cumsum(sizes, dtype=jnp.int32), jnp.arange(len(row), dtype=jnp.int32)
     there = (row >= 0) & (row < len(x))
-    rows = jnp.where(there[:, None], x[jnp.where(there, row, 0)], 0)
+    rows = jnp.concatenate([x, jnp.zeros((1, x.shape[1]), x.dtype)])[jnp.where(there, row, len(x))]
     y = jnp.zeros((len(row), w.shape[-1]), x.dtype)
     for g in range(len(w)):
         z = jnp.einsum("mk,k...->m...", rows, w[g])
@@ -105,6 +104,17 @@ def test_sizes():
         close(program(x, w, sizes, ROW, PLACE, ct), truth(x, w, kept, ROW, PLACE, ct), 0)
 
 
+@pytest.mark.parametrize("axis", "smgknj")
+def test_empty_axes(axis):
+    """No rows, places, groups, columns on either side, or places of a row."""
+    sizes = {axis: 0} if axis != "j" else {}
+    x, w, ct = operands(**sizes)
+    row = np.full(len(ct), -1, np.int32) if axis in "sj" else ROW[: len(ct)]
+    place, groups = places(row, len(x), 0 if axis == "j" else 3), SIZES[: len(w)] if axis != "m" else 0 * SIZES
+    how = dict(activation="sigmoid")
+    close(both(ragged_gather_linear, x, w, groups, row, place, ct, **how), truth(x, w, groups, row, place, ct, **how))
+
+
 def test_rows_of_16_bits_are_added_in_float32():
     """A row's gradient over three places: in bfloat16 256 + 1 is 256."""
     x, w, ct = np.ones((1, 1)), np.ones((1, 1, 1)), np.array([[256], [1], [1]])
@@ -116,7 +126,7 @@ def test_rows_of_16_bits_are_added_in_float32():
 # --- transformations
 
 
-@pytest.mark.sampled(3, "x-row-place-sizes")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
 @pytest.mark.parametrize("mapped", ["x", "w", "sizes", "row-place", "x-w", "x-row-place-sizes", "x-w-row-place-sizes"])
 def test_vmap(mapped, gated):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxext.core.call import Call
 from jaxext.core.choose import Choice, chosen
@@ -22,6 +23,8 @@ from jaxext.ops.ragged import form
 
 def rows_at_places(x: jax.Array, row: jax.Array, axis: int = 0) -> jax.Array:
     """Return x[row] along an axis, and zeros where there is no such row, as for each negative number."""
+    if x.shape[axis] == 0:  # jnp gathers nothing from there
+        return jnp.zeros((*x.shape[:axis], *row.shape, *x.shape[axis + 1 :]), x.dtype)
     at = (*(slice(None),) * axis, row)
     return x.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
@@ -30,6 +33,8 @@ def sum_over_places(y: jax.Array, place: jax.Array, axis: int = 0) -> jax.Array:
     """The sum over j of y[place[:, j]] along an axis, without the places that do not exist, in float32 for 16 bits."""
     # A sum of gathers is one pass over the result, and a gather of all places one over an array k times as large.
     parts = [rows_at_places(y, at, axis).astype(accumulated(y.dtype)) for at in place.T]
+    if not parts:
+        return jnp.zeros((*y.shape[:axis], place.shape[0], *y.shape[axis + 1 :]), y.dtype)
     return functools.reduce(operator.add, parts).astype(y.dtype)
 
 
