@@ -84,11 +84,18 @@ def plain_call(call: Call) -> Call:
     if call.operation is not None:
         labelled = form.ragged_gated_linear_unit(False) if call.operation.unsharded else form.ragged_linear(False, False)
     shapes = {name: [call.sizes[label] for label in labelled.labels[name]] for name in labelled.operands(call.open)}
+    results = (call.open,) if call.operation is None else call.operation.results
     assert call.parameters is not None
+    static = call.parameters.replace(
+        ranks=labelled.pack({}),
+        dtypes=tuple(call.results.get(name, call.dtype) for name in results),  # those of `tune` are wider than the user's
+        precision=call.precision,
+        out_sharding=None,
+    )
     return labelled.call(
         call.open,
         [jax.ShapeDtypeStruct(shape, call.dtypes[name]) for name, shape in shapes.items()],
-        static=call.parameters.replace(ranks=labelled.pack({}), out_sharding=None),
+        static=static,
         wanted=tuple(call.results),
         platform=call.platform,
         arch=call.arch,
