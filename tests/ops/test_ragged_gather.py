@@ -185,7 +185,7 @@ def test_export():
 
 
 def test_policies_save_the_product():
-    """As lax's ragged product, which jax's own `dots_saveable` does not know."""
+    """Policies see lax's ragged product, which jax's own `dots_saveable` does not know."""
     x, w, _ = operands()
     loss = lambda x: jnp.sin(ragged_gather_linear(jnp.sin(x), w, SIZES, ROW, PLACE)).sum()
     ragged = jaxext.checkpoint_policies.seeing_products(lambda primitive, *_, **__: primitive.name == "ragged_dot_general")

@@ -195,7 +195,7 @@ def test_ragged_products(function, rows, dtype, names, clock, path):
 
 
 def test_gathered_rows(clock, path, monkeypatch):
-    """So is the product inside, also if nobody has called it; rows and places of random numbers would meet nothing."""
+    """The product inside is measured too, also if nobody has called it; rows and places of random numbers would meet nothing."""
     inner = ragged.ragged_gated_linear_unit(False)
     monkeypatch.setattr(form, "owner", {primitive: of for primitive, of in form.owner.items() if of[0] is not inner})
     product = lambda x, gates, w, *at: ragged_gather_linear(x, gates, *at, activation="silu") * ragged_gather_linear(x, w, *at)
