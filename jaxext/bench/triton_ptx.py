@@ -10,7 +10,7 @@ from unittest import mock
 from jaxext.backends.triton.repairs import repaired
 
 SLOTS = "abcxwy"  # of all forms, in their order
-RANGES = ("begin", "end", "visits")  # of ragged products: whole numbers, read one by one
+RANGES = ("begin", "end", "visits", "row")  # of ragged products: whole numbers, read one by one
 SCALES = {"x_scale": "S", "w_scale": "J", "y_scale": "J"}  # of products of scaled numbers, with how many there are in a row
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxext._compat import Partitioner
 from jaxext.core.call import Call
 from jaxext.core.choose import choose, described, faster
-from jaxext.core.form import owner
+from jaxext.core.form import form_of
 from jaxext.core.implementation import Plan
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import random_operands, timing, truth
@@ -93,7 +93,9 @@ def _measurements(candidates: Iterable[Candidate]) -> list[Measurement]:
 
 def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     """Try the candidates of a call, at most `most` configs of each kernel implementation."""
-    implementations = next(form for form, open in owner.values() if form.op(open) == call.op).family.implementations
+    of = call.operation or form_of(call)
+    assert of is not None  # the call is of one or the other
+    implementations = of.family.implementations
     call = dataclasses.replace(call, partitioner=Partitioner.NOBODY)  # the call is one device's part
 
     def taken(candidates: Iterable[Candidate]) -> str:

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
+from jaxext.ops.ragged_gather import ragged_gather_linear
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1")
 
@@ -166,11 +167,30 @@ def plain_layer(x, gates, down, bias, scale):
     return (plain_ragged(jax.nn.silu(gate) * up, down, SIZES) + plain_ragged(ones, bias[:, None], SIZES)) * scale[:, None]
 
 
+# 40 places of 25 rows, the last of which has none, and of no row.
+ROW = np.random.default_rng(0).integers(-1, 24, 40).astype(np.int32)
+PLACES = [np.flatnonzero(ROW == s).astype(np.int32) for s in range(25)]
+PLACE = np.stack([np.pad(of, (0, 8 - len(of)), constant_values=40) for of in PLACES])
+
+
+def gathered(x, gates, w):
+    """A gate, and a product without an epilogue."""
+    product = functools.partial(ragged_gather_linear, x, group_sizes=SIZES, row=ROW, place=PLACE, precision="highest")
+    return product(gates, activation="silu") * product(w)
+
+
+def plain_gathered(x, gates, w):
+    rows = jnp.where((ROW >= 0)[:, None], x[ROW], 0)
+    return jax.nn.silu(plain_ragged(rows, gates[:, :, 0], SIZES)) * plain_ragged(rows, gates[:, :, 1], SIZES) * plain_ragged(rows, w, SIZES)
+
+
 LAYER = [random(shape, np.float32, i) for i, shape in enumerate(((40, 9), (4, 9, 2, 6), (4, 6, 7), (4, 7), (40,)))]
+GATHERED = tuple(random(shape, np.float32, i) for i, shape in enumerate(((25, 9), (4, 9, 2, 6), (4, 9, 6))))
 RAGGED = {
     "ragged_dot": Operation(jaxext.ragged_dot, plain_ragged, (*several((40, 9), (4, 9, 7)), SIZES), fixed=1),
     "ragged_dot, even": Operation(jaxext.ragged_dot, plain_ragged, (*several((40, 9), (4, 9, 8)), SIZES), fixed=1),
     "ragged layer": Operation(layer, plain_layer, tuple(LAYER), 0, 1e-3, ("ragged_gated_linear_unit", "ragged_linear")),
+    "gathered rows": Operation(gathered, plain_gathered, GATHERED, 0, 1e-3, ("ragged_gather_gated_linear_unit", "ragged_gather_nn")),
 }
 
 
@@ -214,6 +234,7 @@ def test_a_derivative_of_a_derivative(name):
 
 MAPPED = [
     *(("ragged_dot", axes) for axes in itertools.product((0, None), repeat=3) if any(axis == 0 for axis in axes)),
+    *(("gathered rows", axes) for axes in [(0, None, None), (0, 0, 1)]),
     *(("causal, bias", axes) for axes in [(0, None, None), (0, 0, 0), (None, 0, None)]),
     *(("linear", axes) for axes in [(0, None, None, 0), (None, 1, 0, None), (1, 0, 0, 2)]),
     *(("scaled_dot", axes) for axes in itertools.product((0, None), repeat=4) if sum(axis == 0 for axis in axes) in (1, 4)),

@@ -11,6 +11,7 @@ from jax import lax
 from jax.interpreters import partial_eval as pe
 
 import jaxext
+from jaxext.ops.ragged_gather import ragged_gather_linear
 from jaxext.parallel import by_platform
 
 JAX, OURS = jax.checkpoint_policies, jaxext.checkpoint_policies
@@ -174,9 +175,12 @@ def test_remat3_warns_of_a_policy_that_knows_lax_alone(remat3):
 
 SIZES = np.array([2, 0, 1], np.int32)
 ROWS, MATRICES, SCALE = (np.ones(shape, np.float32) for shape in ((4, 6), (3, 6, 8), (3, 2, 4)))
+PLACES = np.array([2, 0, 1, 2, 4], np.int32), np.array([[1, 5], [2, 5], [0, 3], [5, 5]], np.int32)
 RAGGED = {
     "ragged_linear": lambda x: jaxext.ragged_linear(x, MATRICES, SIZES, activation="silu", row_scale=x[:, 0]),
     "ragged_gated_linear_unit": lambda x: jaxext.ragged_gated_linear_unit(x, MATRICES.reshape(3, 6, 2, 4), SIZES, activation="silu"),
+    "ragged_gather_linear": lambda x: ragged_gather_linear(x, MATRICES, SIZES, *PLACES, activation="silu"),
+    "ragged_gather_gated": lambda x: ragged_gather_linear(x, MATRICES.reshape(3, 6, 2, 4), SIZES, *PLACES, activation="silu"),
     "ragged_scaled_dot": lambda x: jaxext.ragged_scaled_dot(x, MATRICES, SIZES, lhs_scale=x[:, :1], rhs_scale=SCALE),
     "transpose_rhs": lambda x: jaxext.ragged_scaled_dot(
         x, MATRICES.swapaxes(1, 2), SIZES, rhs_scale=SCALE.swapaxes(1, 2), transpose_rhs=True

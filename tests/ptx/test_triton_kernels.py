@@ -210,23 +210,28 @@ OF_RAGGED = {
 }
 
 
-def ragged(role, numbers, epilogue, arch):
-    sizes = dict(rows=310, B=2, R=2 if role == "tn" else 1, K=72, N=136)
+def ragged(how, role, numbers, epilogue, arch):
+    """Visits are listed before, or found by each program; of gathered rows some are of several places, or of none."""
+    sizes = dict(rows=310, B=2, R=2 if role == "tn" else 1, K=72, N=136, S=90 if how == "gathered" else None)
     ranges = RANGES if epilogue == "plain" else OFFSET
     problem = test_ragged_kernel.a_problem(role, ranges, **sizes, dtypes=(numbers,) * 3, precision="tf32", arch=arch)
-    return call("ragged", dataclasses.replace(problem, epilogue=OF_RAGGED[epilogue]), ranges)
+    problem = dataclasses.replace(problem, epilogue=OF_RAGGED[epilogue])
+    return call("ragged", problem, ranges, finds_visit=how != "listed" and role != "tn")
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "call", each(ragged, test_ragged_kernel.ROLES, ["bf16", "fp32"], ["plain"], ARCHS, slow=lambda *key: "fp32" in key)
-)
+ROLES_OF_RAGGED = {"listed": ("nn", "nt", "tn"), "found": ("nn", "nt"), "gathered": ("nn", "tn")}
+RAGGED = [row for how, roles in ROLES_OF_RAGGED.items() for row in each(ragged, [how], roles, ["bf16", "fp32"], ["plain"], ARCHS,
+          slow=lambda *key: "fp32" in key)]  # fmt: skip
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("call", RAGGED)
 def test_ragged(call):
     run(call)
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("call", each(ragged, ["nn"], ["bf16"], ["rectified", "gated"], ARCHS))
+@pytest.mark.parametrize("call", each(ragged, ROLES_OF_RAGGED, ["nn"], ["bf16"], ["rectified", "gated"], ARCHS))
 def test_ragged_with_epilogue(call):
     run(call)
 

@@ -24,6 +24,8 @@ pytest.importorskip("triton")
 from jaxext.ops.conv.triton import TritonConv  # noqa: E402
 from jaxext.ops.matmul.triton import TritonMatmul  # noqa: E402
 from jaxext.ops.ragged.triton import TritonRagged  # noqa: E402
+from jaxext.ops.ragged_gather import ragged_gather_linear  # noqa: E402
+from jaxext.ops.ragged_gather.triton import TritonRaggedGather  # noqa: E402
 
 SOURCES = environment.codes("cuda")
 H100 = Context("NVIDIA H100 80GB HBM3", 90, {"jax": "0.11.2"}, SOURCES)
@@ -196,6 +198,25 @@ def test_each_row_of_a_ragged_product_meets_one_group(groups):
     """6.9e10 operations, however many groups there are."""
     x, w = struct(8192, 2048, dtype=jnp.bfloat16), struct(groups, 2048, 2048, dtype=jnp.bfloat16)
     assert 50e-6 < least(jaxext.ragged_dot, x, w, struct(groups, dtype=jnp.int32), implementation=TritonRagged) < 100e-6
+
+
+def test_each_place_of_gathered_rows_meets_one_row():
+    """6.9e10 operations, of 4096 rows at two places each, or of one row at all 8192."""
+    w, sizes = struct(4, 2048, 2048, dtype=jnp.bfloat16), struct(4, dtype=jnp.int32)
+    for rows, places in ((4096, 2), (1, 8192)):
+        x, row, place = struct(rows, 2048, dtype=jnp.bfloat16), struct(8192, dtype=jnp.int32), struct(rows, places, dtype=jnp.int32)
+        assert 50e-6 < least(ragged_gather_linear, x, w, sizes, row, place, implementation=TritonRaggedGather) < 100e-6
+
+
+@pytest.mark.parametrize("family", ["ragged", "ragged_found"])
+def test_configs_of_verified_kinds_come_first(family, monkeypatch):
+    """Kernels whose programs find their visits are of another kind than those with a list of visits."""
+    monkeypatch.setattr(record, "unverified", lambda name, kind, *_: None if kind.startswith(f"{family} ") else "not yet verified")
+    x, w = struct(512, 256, dtype=jnp.bfloat16), struct(4, 256, 256, dtype=jnp.bfloat16)
+    plan = TritonRagged().planned(choice(jaxext.ragged_dot, x, w, struct(4, dtype=jnp.int32))[0])
+    assert isinstance(plan, kernel.KernelPlan)
+    found = [config.finds_visit for config in plan.configs]
+    assert {*found} == {False, True} and found == sorted(found, reverse=family == "ragged_found")
 
 
 def test_measured_kernels_count_as_verified(monkeypatch):

@@ -15,7 +15,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
+from jaxext.core import form
 from jaxext.core.choose import replacing_lax
+from jaxext.ops.ragged import form as ragged
+from jaxext.ops.ragged_gather import ragged_gather_linear
 from jaxext.tables import active, environment, table_file
 from jaxext.tables.table_format import select
 from jaxext.tuning import random_operands, timing, trial
@@ -189,6 +192,18 @@ def test_ragged_products(function, rows, dtype, names, clock, path):
     assert ops(tuned) == {*names.split()} and {*stored(path)} == {row.problem for row in tuned.rows}
     for row in tuned.rows:
         assert winner(row) is not None and all(c.error is not None and max(c.error) < 1e-2 for c in row.candidates)
+
+
+def test_gathered_rows(clock, path, monkeypatch):
+    """The product inside is measured too, also if nobody has called it; rows and places of random numbers would meet nothing."""
+    inner = ragged.ragged_gated_linear_unit(False)
+    monkeypatch.setattr(form, "owner", {primitive: of for primitive, of in form.owner.items() if of[0] is not inner})
+    product = lambda x, gates, w, *at: ragged_gather_linear(x, gates, *at, activation="silu") * ragged_gather_linear(x, w, *at)
+    integers = (struct(*shape, dtype=np.int32) for shape in ((3,), (10,), (6, 2)))
+    tuned = tune(product, table=path, backward=False)(struct(6, 4), struct(3, 4, 2, 5), struct(3, 4, 5), *integers)
+    assert ops(tuned) == {"ragged_gather_gated_linear_unit", inner.name, "ragged_gather_nn", "ragged_nn"}
+    for row in tuned.rows:
+        assert winner(row) is not None and all(c.error is not None and max(c.error) < 1e-6 for c in row.candidates)
 
 
 def test_causal_convolutions(clock, path):

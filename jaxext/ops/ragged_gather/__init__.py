@@ -34,7 +34,7 @@ def ragged_gather_linear(
       w: shape (G, K, N), or (G, K, 2, N) for gate and linear part, as in `ragged_gated_linear_unit`.
       group_sizes: shape (G,), integers.
       row: shape (M,), int32.
-      place: shape (S, J), int32: the places m of each row of x.  Those from M on are none.
+      place: shape (S, J), int32: the places m of each row of x.  Numbers below 0, or M and more, are of none.
       activation: as in `linear`.
 
     Returns:

@@ -22,14 +22,19 @@ from jaxext.ops.ragged import form
 
 
 def rows_at_places(x: jax.Array, row: jax.Array, axis: int = 0) -> jax.Array:
-    """Return x[row] along an axis, and zeros where there is no such row."""
-    return jnp.take(x, row, axis, mode="fill", fill_value=0)
+    """Return x[row] along an axis, and zeros where there is no such row, as for each negative number."""
+    if x.shape[axis] == 0:  # jnp gathers nothing from there
+        return jnp.zeros((*x.shape[:axis], *row.shape, *x.shape[axis + 1 :]), x.dtype)
+    at = (*(slice(None),) * axis, row)
+    return x.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def sum_over_places(y: jax.Array, place: jax.Array, axis: int = 0) -> jax.Array:
     """The sum over j of y[place[:, j]] along an axis, without the places that do not exist, in float32 for 16 bits."""
     # A sum of gathers is one pass over the result, and a gather of all places one over an array k times as large.
     parts = [rows_at_places(y, at, axis).astype(accumulated(y.dtype)) for at in place.T]
+    if not parts:
+        return jnp.zeros((*y.shape[:axis], place.shape[0], *y.shape[axis + 1 :]), y.dtype)
     return functools.reduce(operator.add, parts).astype(y.dtype)
 
 
@@ -79,11 +84,18 @@ def plain_call(call: Call) -> Call:
     if call.operation is not None:
         labelled = form.ragged_gated_linear_unit(False) if call.operation.unsharded else form.ragged_linear(False, False)
     shapes = {name: [call.sizes[label] for label in labelled.labels[name]] for name in labelled.operands(call.open)}
+    results = (call.open,) if call.operation is None else call.operation.results
     assert call.parameters is not None
+    static = call.parameters.replace(
+        ranks=labelled.pack({}),
+        dtypes=tuple(call.results.get(name, call.dtype) for name in results),  # those of `tune` are wider than the user's
+        precision=call.precision,
+        out_sharding=None,
+    )
     return labelled.call(
         call.open,
         [jax.ShapeDtypeStruct(shape, call.dtypes[name]) for name, shape in shapes.items()],
-        static=call.parameters.replace(ranks=labelled.pack({}), out_sharding=None),
+        static=static,
         wanted=tuple(call.results),
         platform=call.platform,
         arch=call.arch,

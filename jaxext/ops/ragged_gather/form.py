@@ -2,9 +2,9 @@
 
     y[b,p,r,m,n] = Σ_g,k [begin[b,p,g] <= m < end[b,p,g]] x[b,p,r,row[b,p,m],k] w[b,g,k,n]
 
-A ragged product (`ops/ragged`) whose rows M are those of x at the places that `row` says, of S.  The number of no row, S, stands for zeros.
-`place[b,p,s,j]` says the same the other way round: the places of each row, and M for none.  So with x open a row is a sum over its places,
-and nothing is scattered.
+A ragged product (`ops/ragged`) whose rows M are those of x at the places that `row` says, of S.  A number of no row, below 0 or S and more,
+stands for zeros.  `place[b,p,s,j]` says the same the other way round: the places of each row, and for none another number.  So with x open
+a row is a sum over its places, and nothing is scattered.
 """
 
 from __future__ import annotations
@@ -42,15 +42,9 @@ def cut(ties: dict[str, jax.Array], label: str, first: jax.Array, size: int) -> 
     if label == "G":
         return ties | ragged.cut(bounds, label, first, size)
     if label == "S":
-        return ties | {"row": _counted(ties["row"], first, size), "place": lax.dynamic_slice_in_dim(ties["place"], first, size, -2)}
+        return ties | {"row": ties["row"] - first, "place": lax.dynamic_slice_in_dim(ties["place"], first, size, -2)}
     row = lax.dynamic_slice_in_dim(ties["row"], first, size, -1)
-    return ragged.cut(bounds, label, first, size) | {"row": row, "place": _counted(ties["place"], first, size)}
-
-
-def _counted(indices: jax.Array, first: jax.Array, size: int) -> jax.Array:
-    """Indices into `size` elements from `first` on; of others, that of none."""
-    moved = indices - first
-    return jnp.where((moved >= 0) & (moved < size), moved, size)
+    return ragged.cut(bounds, label, first, size) | {"row": row, "place": ties["place"] - first}
 
 
 def examples(call: Call) -> dict[str, jax.Array]:
