@@ -19,6 +19,9 @@ from jaxext.ops.ragged.problem import RaggedKernels
 class TritonRagged(RaggedKernels, TritonKernels):
     module = ragged
 
+    def family(self, problem, config):
+        return "ragged_chunked" if config.chunk else super().family(problem, config)
+
     def launch(self, call, problem, config):
         return with_visits(super().launch(call, problem, config), problem.M, config.tile_m)
 
