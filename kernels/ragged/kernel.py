@@ -239,7 +239,7 @@ def ragged_chunks(
     col = tile_col * CONFIG.tile_n + tl.arange(0, CONFIG.tile_n)
     total = tl.zeros((CONFIG.tile_m, CONFIG.tile_n), tl.float32)
     total = multiplied_rows(lhs_ptr, rhs_ptr, row_ptr, part, first, last, row, col, total, PROBLEM, CONFIG)
-    written = exists(row, ROWS, CONFIG.tile_m)[:, None] & exists(col, COLS, CONFIG.tile_n)[None, :] & (first < last)
+    written = (row < tl.where(first < last, ROWS, 0))[:, None] & exists(col, COLS, CONFIG.tile_n)[None, :]
     tl.store(partial_ptr + batch * (ROWS * COLS) + (row[:, None] * COLS + col[None, :]), total, mask=written)
 
 

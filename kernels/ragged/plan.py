@@ -68,7 +68,8 @@ def _chunked(problem: Problem, configs: list[Config]) -> list[Config]:
     chunked = []
     for config in configs:
         tiles = problem.B * problem.P * problem.tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n)
-        chunk = max(matmul.LEAST_STEPS * config.tile_k, 1 << (problem.M * tiles // multiprocessors).bit_length() - 1)
+        fitting = max(1, problem.M * tiles // multiprocessors).bit_length() - 1
+        chunk = max(matmul.LEAST_STEPS * config.tile_k, 1 << fitting)
         chunked.append(dataclasses.replace(config, chunk=chunk))
     faster = [config for config in chunked if clocks(problem, config) < fastest]
     return sorted(faster, key=lambda config: clocks(problem, config))[:MOST_CHUNKED]
