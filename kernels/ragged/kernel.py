@@ -178,7 +178,6 @@ def _ragged_sum(
     COLS: tl.constexpr = PROBLEM.cols
     BLOCK_ROWS: tl.constexpr = CONFIG.tile_m
     BLOCK_COLS: tl.constexpr = CONFIG.tile_n
-    BLOCK_DEPTH: tl.constexpr = CONFIG.tile_k
     batch, _, tile_row, tile_col = tile_indices(PROBLEM, CONFIG, TILES)
     group = batch % PROBLEM.G
     part = batch // PROBLEM.G * PROBLEM.P  # the first one of this b
@@ -230,16 +229,18 @@ def ragged_chunks(
     """tn in chunks: a tile of the partial sum of a visit's rows.  A visit without rows writes nothing."""
     ROWS: tl.constexpr = PROBLEM.rows
     COLS: tl.constexpr = PROBLEM.cols
+    BLOCK_ROWS: tl.constexpr = CONFIG.tile_m
+    BLOCK_COLS: tl.constexpr = CONFIG.tile_n
     VISITS: tl.constexpr = TILES[2]
     batch, _, tile_row, tile_col = tile_indices(PROBLEM, CONFIG, TILES)
     part = batch // VISITS
     ranges = part * PROBLEM.G
     _, first, last, _, _ = found_visit(begin_ptr + ranges, end_ptr + ranges, (batch % VISITS).to(tl.int32), PROBLEM, CONFIG.chunk)
-    row = tile_row * CONFIG.tile_m + tl.arange(0, CONFIG.tile_m)
-    col = tile_col * CONFIG.tile_n + tl.arange(0, CONFIG.tile_n)
-    total = tl.zeros((CONFIG.tile_m, CONFIG.tile_n), tl.float32)
+    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     total = multiplied_rows(lhs_ptr, rhs_ptr, row_ptr, part, first, last, row, col, total, PROBLEM, CONFIG)
-    written = (row < tl.where(first < last, ROWS, 0))[:, None] & exists(col, COLS, CONFIG.tile_n)[None, :]
+    written = (row < tl.where(first < last, ROWS, 0))[:, None] & exists(col, COLS, BLOCK_COLS)[None, :]
     tl.store(partial_ptr + batch * (ROWS * COLS) + (row[:, None] * COLS + col[None, :]), total, mask=written)
 
 
@@ -248,6 +249,7 @@ def ragged_chunks_sum(
     partial_ptr, begin_ptr, end_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, VISITS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """tn in chunks: the sum of the partial ones of a group's visits, for a block of the elements of its matrix."""
+    CHUNK: tl.constexpr = CONFIG.chunk
     SIZE: tl.constexpr = PROBLEM.rows * PROBLEM.cols
     BLOCKS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
     program = tl.program_id(0)
@@ -259,9 +261,9 @@ def ragged_chunks_sum(
     for p in range(PROBLEM.P):
         part = matrix // PROBLEM.G * PROBLEM.P + p
         begins, ends = begin_ptr + part * PROBLEM.G, end_ptr + part * PROBLEM.G
-        number, _, _, its_first = first_visits(begins, ends, PROBLEM.G, CONFIG.chunk)
+        number, _, _, its_first = first_visits(begins, ends, PROBLEM.G, CHUNK)
         begin, end = tl.load(begins + group), tl.load(ends + group)
-        visits = tl.where(begin < end, (end - 1) // CONFIG.chunk - begin // CONFIG.chunk + 1, 0)
+        visits = tl.where(begin < end, (end - 1) // CHUNK - begin // CHUNK + 1, 0)
         partial = partial_ptr + (part * VISITS + tl.sum(tl.where(number == group, its_first, 0), 0)) * SIZE
         for _ in tl.range(visits, loop_unroll_factor=UNROLLED):
             total += tl.load(partial + element, mask=inside, other=0.0)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 
 import epilogues
+import harness
 import numpy as np
 import pytest
 from calls import Call, Suite, absolute, each
@@ -35,10 +36,11 @@ SIZES = {
     "a tile and a row": (17, 16, 15),
 }
 CONFIG = Config(tile_m=TILE, tile_n=16, tile_k=16)
+CHUNKS = dataclasses.replace(CONFIG, tile_m=32, tile_n=32, chunk=16)
 
 
-def a_problem(role, ranges, rows=48, B=1, P=1, R=1, K=21, N=19, dtypes=("fp32",) * 3, precision="ieee", arch=90) -> ragged.Problem:
-    sizes = dict(B=B, P=P, R=R, M=rows, K=K, N=N, G=ranges[0].shape[-1])
+def a_problem(role, ranges, rows=48, S=None, B=1, P=1, R=1, K=21, N=19, dtypes=("fp32",) * 3, precision="ieee", arch=90) -> ragged.Problem:
+    sizes = dict(B=B, P=P, R=R, M=rows, S=S, K=K, N=N, G=ranges[0].shape[-1])
     return ragged.Problem(name=f"ragged_{role}", role=role, **sizes, dtypes=dtypes, precision=precision, arch=arch)
 
 
@@ -65,15 +67,17 @@ def true(problem, operands, begin, end) -> np.ndarray:
     return result
 
 
-def some_operands(problem, begin, end, integers=True) -> dict[str, np.ndarray]:
-    """Rows of no group are NaN, or large integers, which must not reach the result."""
-    row = np.arange(problem.M)
-    nobodys = ~((begin[..., None] <= row) & (row < end[..., None])).any(2)  # [B,P,M]
+def some_operands(problem, begin, end, integers=True, row=None) -> dict[str, np.ndarray]:
+    """Rows of no group are NaN, or large integers, which must not reach the result; so are those of a gathered x without a place."""
+    place = np.arange(problem.M)
+    present = ((begin[..., None] <= place) & (place < end[..., None])).any(2)  # [B,P,M]
+    read = {"y": present, "x": present if row is None else (present[..., None] & (row[..., None] == np.arange(problem.S))).any(2)}
     operands = {}
     for seed, (slot, dtype) in enumerate(zip(OPERANDS[problem.role], problem.dtypes, strict=False)):
         operands[slot] = random(problem.shapes[slot], DTYPES[dtype], seed, integers)
         if slot != "w":
-            operands[slot][np.broadcast_to(nobodys[:, :, None], operands[slot].shape[:-1])] = 99 if is_integer(DTYPES[dtype]) else np.nan
+            nobodys = np.broadcast_to(~read[slot][:, :, None], operands[slot].shape[:-1])
+            operands[slot][nobodys] = 99 if is_integer(DTYPES[dtype]) else np.nan
     return operands
 
 
@@ -97,11 +101,21 @@ class RaggedCall(Call):
     def plain(self) -> ragged.Problem:
         return dataclasses.replace(self.problem, epilogue=None, N=self.problem.N * (2 if self.problem.gated else 1))
 
+    @property
+    def row(self) -> np.ndarray | None:
+        """The rows of a gathered x, and numbers of none."""
+        problem = self.problem
+        if not getattr(problem, "gathered", False):
+            return None
+        return np.random.default_rng(4).integers(-1, problem.S + 1, problem.shapes["row"]).astype(np.int32)
+
     def operands(self, integers=True):
         """The scales of rows of no group are NaN, as these rows are."""
         problem, epilogue = self.problem, self.problem.epilogue
         (begin, end), tile = self.ranges, (self.config or self.small()).tile_m
-        operands = some_operands(self.plain, begin, end, integers)
+        operands = some_operands(self.plain, begin, end, integers, self.row)
+        if self.row is not None:
+            operands["row"] = self.row
         if "w" in operands:
             operands["w"] = operands["w"].reshape(problem.shapes["w"])
         if epilogue and epilogue.bias:
@@ -122,6 +136,10 @@ class RaggedCall(Call):
     def _results(self, operands, function, slope) -> list[np.ndarray]:
         epilogue, (present, group) = self.problem.epilogue, rows_of(self.problem, *self.ranges)
         factors = {slot: operands[slot] for slot in OPERANDS[self.problem.role]}
+        if self.row is not None:
+            exists = (0 <= self.row) & (self.row < self.problem.S)
+            rows = np.take_along_axis(factors["x"], np.where(exists, self.row, 0)[:, :, None, :, None], 3)
+            factors["x"] = np.where(exists[:, :, None, :, None], rows, 0)
         if not epilogue:
             return [true(self.problem, factors, *self.ranges)]
         z = true(self.plain, factors | {"w": factors["w"].reshape(*factors["w"].shape[:3], -1)}, *self.ranges)
@@ -187,7 +205,41 @@ class TestRagged(Suite):
             for scale in (None, "bf16")
         ),
     ]
-    refused_configs = [(RaggedCall.smallest(a_call("nn", (16,)).problem, splits=2), "splits is 2, want 1")]
+    refused_configs = [
+        (RaggedCall.smallest(a_call("nn", (16,)).problem, splits=2), "splits is 2, want 1"),
+        (RaggedCall.smallest(a_call("nn", (16,)).problem, chunk=64), "chunk is 64, want 0"),
+        (RaggedCall.smallest(a_call("tn", (16,)).problem, chunk=48), "chunk is 48, want a power of two, at least 16"),
+        (RaggedCall.smallest(a_call("tn", (16,)).problem, chunk=8), "chunk is 8, want a power of two, at least 16"),
+    ]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_chunks(sizes):
+    a_call("tn", SIZES[sizes], config=CHUNKS).check()
+
+
+STEPS = dataclasses.replace(CHUNKS, chunk=32)
+IN_CHUNKS = {
+    "offset": dict(sizes=(7, 0, 14), offset=19, config=CHUNKS),
+    "several tiles": dict(sizes=FEW, config=dataclasses.replace(CONFIG, chunk=16)),
+    "several steps, P": dict(sizes=(5, 0, 31, 4), P=2, config=STEPS),
+    "gathered, R": dict(sizes=(5, 0, 31, 4), S=20, B=2, R=2, config=STEPS, dtypes=("bf16",) * 3),
+    "gathered, P": dict(sizes=FEW, S=70, P=2, config=STEPS, dtypes=("bf16", "fp16", "fp32")),
+    "fp8": dict(sizes=FEW, config=dataclasses.replace(STEPS, tile_k=32), dtypes=("fp8e4nv", "fp8e5", "bf16")),
+    "no rows": dict(sizes=(0, 0), rows=0, config=CHUNKS),
+}
+
+
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_sums_of_chunks_have_the_same_bits(name, monkeypatch):
+    """Whatever memory held before is no part of a sum."""
+    call = a_call("tn", **IN_CHUNKS[name])
+    operands = call.operands(integers=False)
+    once = call.compute(operands)
+    monkeypatch.setattr(harness, "NAN", 0x11)
+    (again,) = call.compute(operands)
+    call.judge(once, operands, exact=False)
+    assert once[0].tobytes() == again.tobytes()
 
 
 @pytest.mark.parametrize("seed", range(30))
