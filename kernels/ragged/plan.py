@@ -61,16 +61,16 @@ def _finds_visit(problem: Problem) -> tuple[bool, ...]:
 
 
 def _chunked(problem: Problem, configs: list[Config]) -> list[Config]:
-    """Those in chunks that the model takes for faster than all others: programs fill the multiprocessors once or twice."""
+    """Those in chunks that the model takes for faster than all others.  Programs fill the multiprocessors, about once or twice."""
     if problem.role != "tn" or not problem.batches:
         return []
     fastest, multiprocessors = min(clocks(problem, config) for config in configs), machine(problem.arch, problem.device).multiprocessors
     chunked = []
     for config in configs:
         tiles = problem.B * problem.P * problem.tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n)
-        fitting = max(1, problem.M * tiles // multiprocessors).bit_length() - 1
-        chunk = max(matmul.LEAST_STEPS * config.tile_k, 1 << fitting)
-        chunked.append(dataclasses.replace(config, chunk=chunk))
+        filling = 1 << max(1, problem.M * tiles // multiprocessors).bit_length() - 1
+        least = max(filling, matmul.LEAST_STEPS * config.tile_k)
+        chunked += [dataclasses.replace(config, chunk=chunk) for chunk in (least, 2 * least)]
     faster = [config for config in chunked if clocks(problem, config) < fastest]
     return sorted(faster, key=lambda config: clocks(problem, config))[:MOST_CHUNKED]
 
@@ -89,8 +89,8 @@ def clocks(problem: RaggedProblem, config: matmul.Config) -> float:
         return computed + FINDING * gpu.rounds(programs) + gpu.adding(4 * visits * problem.K * problem.N)
     computed = matmul.clocks_of_programs(problem, config, programs, cdiv(problem.expected_depth, config.tile_k))
     if problem.role == "tn":
-        depth = max(problem.expected_depth, problem.P * problem.R * cdiv(problem.M, LARGEST))
-        alone = matmul.clocks_of_programs(problem, config, programs // max(1, problem.G), cdiv(depth, config.tile_k))
+        steps = problem.P * problem.R * (problem.M // LARGEST // config.tile_k)
+        alone = matmul.clocks_of_programs(problem, config, programs // max(1, problem.G), steps)
         return max(computed, alone)
     matrices = problem.B * min(problem.G, problem.P * problem.M) * problem.depth * problem.cols
     read = gpu.moving(matrices * BITS[problem.operand_dtypes[1]] / 8)
