@@ -232,7 +232,7 @@ IN_CHUNKS = {
 
 @pytest.mark.parametrize("name", IN_CHUNKS)
 def test_sums_of_chunks_have_the_same_bits(name, monkeypatch):
-    """Whatever memory held before is no part of a sum."""
+    """The memory of partial sums may hold anything before."""
     call = a_call("tn", **IN_CHUNKS[name])
     operands = call.operands(integers=False)
     once = call.compute(operands)
