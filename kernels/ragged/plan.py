@@ -62,7 +62,7 @@ def _finds_visit(problem: Problem) -> tuple[bool, ...]:
 
 def _chunked(problem: Problem, configs: list[Config]) -> list[Config]:
     """The configs in chunks that the model takes for faster than all others.  Programs fill the multiprocessors, about once or twice."""
-    if problem.role != "tn" or not problem.batches:
+    if problem.role != "tn" or not problem.batches or not configs:
         return []
     fastest, multiprocessors = min(clocks(problem, config) for config in configs), machine(problem.arch, problem.device).multiprocessors
     chunked = []
