@@ -32,6 +32,7 @@ EIGHTS = frozenset({"fp8e4nv", "fp8e5"})
 class Launch:
     """One launch: `kernel[grid](*operands, *results, **constants)`.
 
+    If there is another launch to be run `then`, the result is `partial`, in float32, of this shape, an operand of that launch.
     With `splits` > 1 a result has a further axis in front, of that many partial results, in float32 (int32 for integers), to be added up.
     Profiles show the kernel under `name`, the name of the primitive.
     """
@@ -46,6 +47,8 @@ class Launch:
     splits: int = 1
     results: int = 1  # 2: y, and the z of an epilogue that saves it
     whole: tuple[int, ...] = ()  # the results, by number, that have no partial results for all that
+    partial: tuple[int, ...] = ()
+    then: "Launch | None" = None
 
 
 def kernel_name(specialization) -> str:

@@ -58,14 +58,15 @@ def digests(kinds: Iterable[str], arch: int, device: str) -> dict[str, str]:
 
 
 def _digest(job: Launched) -> str | None:
-    """The digest of a launch's PTX; None if it does not compile."""
+    """The digest of a launch's PTX, and of that of the launch after it; None if it does not compile."""
     module, problem, config = job
     try:
-        return code_digest.ptx_digest(
-            str(triton_ptx.compile_launch(importlib.import_module(module).launch(problem, config), problem).asm["ptx"])
-        )
+        first = importlib.import_module(module).launch(problem, config)
+        compiled = [triton_ptx.compile_launch(launch, problem) for launch in (first, first.then) if launch]
     except Exception:  # of the compiler: then there is no such code
         return None
+    found = [code_digest.ptx_digest(str(kernel.asm["ptx"])) for kernel in compiled]
+    return code_digest.joint_digest(found) if first.then else found[0]
 
 
 def shipped(entry: Entry) -> Entry:

@@ -67,6 +67,7 @@ def dtypes_of(problem, launch) -> list[str]:
     factors = sorted((slot for slot in launch.operands[:2] if slot in SLOTS), key=SLOTS.index)
     of_slot = (
         dict.fromkeys(RANGES, "i32")
+        | {"partial": "fp32"}
         | dict.fromkeys(SCALES, "fp32")
         | {"addend": getattr(problem, "addend", None) or ""}
         | dict(zip(factors, problem.dtypes, strict=False))
@@ -74,7 +75,7 @@ def dtypes_of(problem, launch) -> list[str]:
     if problem.epilogue is not None:
         of_slot |= {slot: getattr(problem.epilogue, slot) for slot in ("bias", "residual", "scale")}
     partial = "i32" if problem.dtypes[2] == "i32" else "fp32"
-    results = [partial if launch.splits > 1 else problem.dtypes[2]] * launch.results
+    results = [partial if launch.splits > 1 or launch.then else problem.dtypes[2]] * launch.results
     return [*(of_slot[slot] for slot in launch.operands), *results]
 
 

@@ -1,6 +1,7 @@
 """Ragged products in Triton: a kernel for nn and nt, with a program for each visit, and a kernel for tn (both defined in problem.py).
 
-Each has a variant that takes the places of gathered rows; that of nn and nt finds its visits itself.
+Each has a variant that takes the places of gathered rows; that of nn and nt finds its visits itself.  Two further kernels compute tn in
+chunks of rows: the partial sums of all visits, and then the sums of these for each group.
 """
 
 import triton
@@ -13,6 +14,7 @@ from ..tile_epilogue import finish
 from .problem import NUMBERS_OF_VISIT
 
 VISIT_NUMBERS = tl.constexpr(NUMBERS_OF_VISIT)
+UNROLLED = tl.constexpr(8)  # partial sums that a thread loads at once: one after the other, each would take the latency of memory
 
 
 @triton.jit(repr=kernel_name)
@@ -39,19 +41,24 @@ def ragged_rows_found(
 
 
 @triton.jit
-def found_visit(begin_ptr, end_ptr, visit, PROBLEM: tl.constexpr, CONFIG: tl.constexpr):
-    """The numbers of a visit, as `visits` lists them, from the ranges of all groups."""
-    GROUPS: tl.constexpr = PROBLEM.G
-    ROWS: tl.constexpr = PROBLEM.M
-    TILE: tl.constexpr = CONFIG.tile_m
+def first_visits(begin_ptr, end_ptr, GROUPS: tl.constexpr, TILE: tl.constexpr):
+    """The numbers of all groups, which of them have rows, and share a tile with one before; and the first visit of each that has rows."""
     number = tl.arange(0, triton.next_power_of_2(GROUPS))
     begin = tl.load(begin_ptr + number, mask=number < GROUPS, other=0)
     end = tl.load(end_ptr + number, mask=number < GROUPS, other=0)
     least = tl.load(begin_ptr)
     # A group that begins within a tile, after another one, has a visit of that tile too.
     shares = (end > begin) & (begin > least) & (begin % TILE > 0)
-    its_first = begin // TILE + tl.cumsum(shares.to(tl.int32), 0)
-    group = tl.max(tl.where((end > begin) & (its_first <= visit), number, -1), 0)
+    return number, end > begin, shares, begin // TILE + tl.cumsum(shares.to(tl.int32), 0)
+
+
+@triton.jit
+def found_visit(begin_ptr, end_ptr, visit, PROBLEM: tl.constexpr, TILE: tl.constexpr):
+    """The numbers of a visit of a tile of rows, as `visits` lists them, from the ranges of all groups."""
+    ROWS: tl.constexpr = PROBLEM.M
+    number, has_rows, shares, its_first = first_visits(begin_ptr, end_ptr, PROBLEM.G, TILE)
+    least = tl.load(begin_ptr)
+    group = tl.max(tl.where(has_rows & (its_first <= visit), number, -1), 0)
     more = tl.sum((shares & (number <= group)).to(tl.int32), 0)
     another = tl.sum((shares & (its_first == visit + 1)).to(tl.int32), 0) > 0  # the next visit is of the same tile
 
@@ -95,7 +102,7 @@ def _ragged_rows(
         group, first, last, low, high = listed_visit(visits_ptr + ((batch // PROBLEM.R) * TILES[0] + visit) * VISIT_NUMBERS)
     else:
         ranges = batch // PROBLEM.R * PROBLEM.G
-        group, first, last, low, high = found_visit(visits_ptr + ranges, end_ptr + ranges, visit, PROBLEM, CONFIG)
+        group, first, last, low, high = found_visit(visits_ptr + ranges, end_ptr + ranges, visit, PROBLEM, BLOCK_ROWS)
 
     row = (low // BLOCK_ROWS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.dtype(PROBLEM.index))
     col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
@@ -171,7 +178,6 @@ def _ragged_sum(
     COLS: tl.constexpr = PROBLEM.cols
     BLOCK_ROWS: tl.constexpr = CONFIG.tile_m
     BLOCK_COLS: tl.constexpr = CONFIG.tile_n
-    BLOCK_DEPTH: tl.constexpr = CONFIG.tile_k
     batch, _, tile_row, tile_col = tile_indices(PROBLEM, CONFIG, TILES)
     group = batch % PROBLEM.G
     part = batch // PROBLEM.G * PROBLEM.P  # the first one of this b
@@ -184,19 +190,82 @@ def _ragged_sum(
     for p in range(PROBLEM.P):
         begin = tl.load(begin_ptr + (part + p) * PROBLEM.G + group)
         end = tl.load(end_ptr + (part + p) * PROBLEM.G + group)
-        for r in range(PROBLEM.R):
-            matrix = (part + p) * PROBLEM.R + r
-            left = lhs_ptr + matrix * ((PROBLEM.S if PROBLEM.gathered else PROBLEM.M) * ROWS)
-            right = rhs_ptr + matrix * (PROBLEM.M * COLS)
-            for start in range(begin, end, BLOCK_DEPTH):
-                depth = (start + tl.arange(0, BLOCK_DEPTH)).to(tl.dtype(PROBLEM.index))
-                depth_in = depth < end
-                of_lhs, lhs_in = depth, depth_in
-                if PROBLEM.gathered:
-                    of_lhs, lhs_in = gathered_rows(row_ptr + (part + p) * PROBLEM.M, depth, depth_in, PROBLEM)
-                lhs = tl.load(left + (row[:, None] + of_lhs[None, :] * ROWS), mask=row_in[:, None] & lhs_in[None, :], other=0.0)
-                rhs = tl.load(right + (depth[:, None] * COLS + col[None, :]), mask=depth_in[:, None] & col_in[None, :], other=0.0)
-                total = multiply(lhs, rhs, total, PROBLEM)
+        total = multiplied_rows(lhs_ptr, rhs_ptr, row_ptr, part + p, begin, end, row, col, total, PROBLEM, CONFIG)
 
     result_ptr += batch * (ROWS * COLS)
     tl.store(result_ptr + row[:, None] * COLS + col[None, :], total.to(result_ptr.dtype.element_ty), mask=row_in[:, None] & col_in[None, :])
+
+
+@triton.jit
+def multiplied_rows(
+    lhs_ptr, rhs_ptr, row_ptr, part, begin, end, row, col, total, PROBLEM: tl.constexpr, CONFIG: tl.constexpr
+):  # fmt: skip
+    """`total` and a tile of the products of rows from `begin` up to `end`, of all r; `part` numbers b and p."""
+    ROWS: tl.constexpr = PROBLEM.rows
+    COLS: tl.constexpr = PROBLEM.cols
+    BLOCK_DEPTH: tl.constexpr = CONFIG.tile_k
+    row_in = exists(row, ROWS, CONFIG.tile_m)
+    col_in = exists(col, COLS, CONFIG.tile_n)
+    for r in range(PROBLEM.R):
+        matrix = part * PROBLEM.R + r
+        left = lhs_ptr + matrix * ((PROBLEM.S if PROBLEM.gathered else PROBLEM.M) * ROWS)
+        right = rhs_ptr + matrix * (PROBLEM.M * COLS)
+        for start in range(begin, end, BLOCK_DEPTH):
+            depth = (start + tl.arange(0, BLOCK_DEPTH)).to(tl.dtype(PROBLEM.index))
+            depth_in = depth < end
+            of_lhs, lhs_in = depth, depth_in
+            if PROBLEM.gathered:
+                of_lhs, lhs_in = gathered_rows(row_ptr + part * PROBLEM.M, depth, depth_in, PROBLEM)
+            lhs = tl.load(left + (row[:, None] + of_lhs[None, :] * ROWS), mask=row_in[:, None] & lhs_in[None, :], other=0.0)
+            rhs = tl.load(right + (depth[:, None] * COLS + col[None, :]), mask=depth_in[:, None] & col_in[None, :], other=0.0)
+            total = multiply(lhs, rhs, total, PROBLEM)
+    return total
+
+
+@triton.jit(repr=kernel_name)
+def ragged_chunks(
+    lhs_ptr, rhs_ptr, begin_ptr, end_ptr, row_ptr, partial_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    """tn in chunks: a tile of the partial sum of a visit's rows.  A visit without rows writes nothing."""
+    ROWS: tl.constexpr = PROBLEM.rows
+    COLS: tl.constexpr = PROBLEM.cols
+    BLOCK_ROWS: tl.constexpr = CONFIG.tile_m
+    BLOCK_COLS: tl.constexpr = CONFIG.tile_n
+    VISITS: tl.constexpr = TILES[2]
+    batch, _, tile_row, tile_col = tile_indices(PROBLEM, CONFIG, TILES)
+    part = batch // VISITS
+    ranges = part * PROBLEM.G
+    _, first, last, _, _ = found_visit(begin_ptr + ranges, end_ptr + ranges, (batch % VISITS).to(tl.int32), PROBLEM, CONFIG.chunk)
+    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    total = multiplied_rows(lhs_ptr, rhs_ptr, row_ptr, part, first, last, row, col, total, PROBLEM, CONFIG)
+    written = (row < tl.where(first < last, ROWS, 0))[:, None] & exists(col, COLS, BLOCK_COLS)[None, :]
+    tl.store(partial_ptr + batch * (ROWS * COLS) + (row[:, None] * COLS + col[None, :]), total, mask=written)
+
+
+@triton.jit(repr=kernel_name)
+def ragged_chunks_sum(
+    partial_ptr, begin_ptr, end_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, VISITS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """tn in chunks: the sum of the partial ones of a group's visits, for a block of the elements of its matrix."""
+    CHUNK: tl.constexpr = CONFIG.chunk
+    SIZE: tl.constexpr = PROBLEM.rows * PROBLEM.cols
+    BLOCKS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    program = tl.program_id(0)
+    matrix = (program // BLOCKS).to(tl.int64)
+    group = matrix % PROBLEM.G
+    element = (program % BLOCKS).to(tl.dtype(PROBLEM.index)) * BLOCK + tl.arange(0, BLOCK)
+    inside = exists(element, SIZE, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for p in range(PROBLEM.P):
+        part = matrix // PROBLEM.G * PROBLEM.P + p
+        begins, ends = begin_ptr + part * PROBLEM.G, end_ptr + part * PROBLEM.G
+        number, _, _, its_first = first_visits(begins, ends, PROBLEM.G, CHUNK)
+        begin, end = tl.load(begins + group), tl.load(ends + group)
+        visits = tl.where(begin < end, (end - 1) // CHUNK - begin // CHUNK + 1, 0)
+        partial = partial_ptr + (part * VISITS + tl.sum(tl.where(number == group, its_first, 0), 0)) * SIZE
+        for _ in tl.range(visits, loop_unroll_factor=UNROLLED):
+            total += tl.load(partial + element, mask=inside, other=0.0)
+            partial += SIZE
+    tl.store(result_ptr + matrix * SIZE + element, total.to(result_ptr.dtype.element_ty), mask=inside)

@@ -10,7 +10,9 @@ the group before it.  A row outside of all ranges is never read, and its result 
 
 In nn and nt each program computes a *visit*: a tile of rows, for one of the groups that have rows in it.  There are at most
 ⌈M / tile⌉ + min(G, M) - 1 visits for any ranges, so the host knows the grid.  `visits` lists them, in small kernels of XLA before, or each
-program finds its own (`Config.finds_visit`).  In tn the programs of a group go through its rows, always in the same order.
+program finds its own (`Config.finds_visit`).  In tn the programs of a group go through its rows, always in the same order; or, with
+`Config.chunk`, programs compute the partial sum of each visit's rows, partial[B,P,visit,K,N], and others add those of a group up, by p
+and then by visit.  Groups without rows have no visits, and their sums are zeros.
 
 Of a *gathered* product x has S rows, of which row[B,P,M] names the one at each place; the number of no row stands for zeros.  In nn and tn
 a kernel loads rows from where they are.

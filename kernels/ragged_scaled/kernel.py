@@ -25,7 +25,7 @@ def ragged_scaled_rows(
     DEPTH_BLOCKS: tl.constexpr = PROBLEM.blocks[2]
     batch, _, visit, tile_col = tile_indices(PROBLEM, CONFIG, TILES)
     ranges = batch // PROBLEM.R * PROBLEM.G
-    group, begin, end, low, high = found_visit(begin_ptr + ranges, end_ptr + ranges, visit, PROBLEM, CONFIG)
+    group, begin, end, low, high = found_visit(begin_ptr + ranges, end_ptr + ranges, visit, PROBLEM, BLOCK_ROWS)
     matrix = batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + group
 
     row = (low // BLOCK_ROWS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.dtype(PROBLEM.index))

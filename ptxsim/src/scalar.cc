@@ -82,6 +82,10 @@ constexpr auto Min = [](T a, T b) { return std::min(a, b); };
 template <class T>
 constexpr auto Max = [](T a, T b) { return std::max(a, b); };
 template <class T>
+constexpr auto RectifiedMin = [](T a, T b) { return std::max(std::min(a, b), T{0}); };
+template <class T>
+constexpr auto RectifiedMax = [](T a, T b) { return std::max({a, b, T{0}}); };
+template <class T>
 constexpr auto MadLow = [](T a, T b, T c) { return Add<T>(MulLow<T>(a, b), c); };
 template <class T>
 constexpr auto Negate = [](T a) { return Sub<T>(0, a); };
@@ -362,6 +366,8 @@ Handler Find(Instruction& instruction, Modifiers& m) {
   if (is("max") && type == Type::kU16x2) return Halves<uint16_t, Max<uint16_t>>;
   if (is("add")) return BY_TYPE(Map<T, Add<T>>);
   if (is("sub")) return BY_TYPE(Map<T, Sub<T>>);
+  if (type == Type::kS32 && is("min") && m.Take("relu")) return Map<int32_t, RectifiedMin<int32_t>>;
+  if (type == Type::kS32 && is("max") && m.Take("relu")) return Map<int32_t, RectifiedMax<int32_t>>;
   if (is("min")) return BY_TYPE(Map<T, Min<T>>);
   if (is("max")) return BY_TYPE(Map<T, Max<T>>);
   if (is("rem")) return BY_TYPE(Map<T, Rem<T>>);

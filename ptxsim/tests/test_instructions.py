@@ -132,6 +132,8 @@ INTEGER_TABLE = [
     ("rem", INTEGERS, lambda a, b: a - b * QUOTIENT(a, b)),
     ("min", INTEGERS + PAIRS, lambda a, b: min(a, b)),
     ("max", INTEGERS + PAIRS, lambda a, b: max(a, b)),
+    ("min.relu", ["s32"], lambda a, b: max(min(a, b), 0)),
+    ("max.relu", ["s32"], lambda a, b: max(a, b, 0)),
     ("neg", SIGNED, lambda a: -a),
     ("abs", SIGNED, lambda a: abs(a)),
     ("and", BITS, lambda a, b: a & b),

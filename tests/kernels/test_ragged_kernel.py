@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 
 import epilogues
+import harness
 import numpy as np
 import pytest
 import triton
@@ -38,6 +39,7 @@ SIZES = {
     "a tile and a row": (17, 16, 15),
 }
 CONFIG = Config(tile_m=TILE, tile_n=16, tile_k=16)
+CHUNKS = dataclasses.replace(CONFIG, tile_m=32, tile_n=32, chunk=16)
 
 
 def a_problem(role, ranges, rows=48, B=1, P=1, R=1, K=21, N=19, S=None, dtypes=("fp32",) * 3, precision="ieee", arch=90) -> ragged.Problem:
@@ -228,7 +230,39 @@ class TestRagged(Suite):
         (RaggedCall.smallest(a_call("nn", (16,)).problem, splits=2), "splits is 2, want 1"),
         (RaggedCall.smallest(a_call("tn", (16,)).problem, finds_visit=True), "finds_visit is True, want False"),
         (RaggedCall.smallest(a_call("nn", (16,), S=9).problem, finds_visit=False), "finds_visit is False, want True"),
+        (RaggedCall.smallest(a_call("nn", (16,)).problem, chunk=64), "chunk is 64, want 0"),
+        (RaggedCall.smallest(a_call("tn", (16,)).problem, chunk=48), "chunk is 48, want a power of two, at least 16"),
+        (RaggedCall.smallest(a_call("tn", (16,)).problem, chunk=8), "chunk is 8, want a power of two, at least 16"),
     ]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_chunks(sizes):
+    a_call("tn", SIZES[sizes], config=CHUNKS).check()
+
+
+STEPS = dataclasses.replace(CHUNKS, chunk=32)
+IN_CHUNKS = {
+    "offset": dict(sizes=(7, 0, 14), offset=19, config=CHUNKS),
+    "several tiles": dict(sizes=FEW, config=dataclasses.replace(CONFIG, chunk=16)),
+    "several steps, P": dict(sizes=(5, 0, 31, 4), P=2, config=STEPS),
+    "gathered, R": dict(sizes=(5, 0, 31, 4), S=20, B=2, R=2, config=STEPS, dtypes=("bf16",) * 3),
+    "gathered, P": dict(sizes=FEW, S=70, P=2, config=STEPS, dtypes=("bf16", "fp16", "fp32")),
+    "fp8": dict(sizes=FEW, config=dataclasses.replace(STEPS, tile_k=32), dtypes=("fp8e4nv", "fp8e5", "bf16")),
+    "no rows": dict(sizes=(0, 0), rows=0, config=CHUNKS),
+}
+
+
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_sums_of_chunks_have_the_same_bits(name, monkeypatch):
+    """The memory of partial sums may hold anything before."""
+    call = a_call("tn", **IN_CHUNKS[name])
+    operands = call.operands(integers=False)
+    once = call.compute(operands)
+    monkeypatch.setattr(harness, "NAN", 0x11)
+    (again,) = call.compute(operands)
+    call.judge(once, operands, exact=False)
+    assert once[0].tobytes() == again.tobytes()
 
 
 def some_ranges(seed) -> tuple[np.ndarray, np.ndarray, int, int]:
@@ -266,7 +300,7 @@ def test_visits(seed):
 @triton.jit
 def found_visits(begin_ptr, end_ptr, visits_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr):
     visit = tl.program_id(0)
-    group, first, last, low, high = found_visit(begin_ptr, end_ptr, visit, PROBLEM, CONFIG)
+    group, first, last, low, high = found_visit(begin_ptr, end_ptr, visit, PROBLEM, CONFIG.tile_m)
     tl.store(visits_ptr + 5 * visit, group)
     tl.store(visits_ptr + 5 * visit + 1, first)
     tl.store(visits_ptr + 5 * visit + 2, last)

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
+from jaxext.kernels import ragged
 from jaxext.ops.ragged_gather import ragged_gather_linear
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1")
@@ -221,6 +222,19 @@ def test_values_and_gradients(name):
     assert {row.chosen for row in rows} == {"triton"}
     assert {row.op for row in rows} == {*op.ops} or "causal" not in name
     assert [row.op for row in rows][: len(op.ops)] == [*op.ops]
+
+
+def test_the_gradient_of_ragged_matrices_in_chunks(monkeypatch):
+    """Two kernels, of which one takes what the other makes."""
+    monkeypatch.setattr(ragged, "candidates", lambda problem: [ragged.Config(tile_m=16, tile_n=16, tile_k=16, chunk=16)])
+    x, y, w = several((41, 9), (41, 7), (4, 9, 7))
+
+    def gradient(x, y):
+        return jax.linear_transpose(lambda w: jaxext.ragged_dot(x, w, SIZES), w)(y)[0]
+
+    (row,) = jaxext.explain(gradient)(x, y).rows
+    assert (row.op, row.how) == ("ragged_tn", "ragged_chunked")
+    np.testing.assert_array_equal(jax.jit(gradient)(x, y), [x[:13].T @ y[:13], 0 * w[1], x[13:33].T @ y[13:33], x[33:36].T @ y[33:36]])
 
 
 @pytest.mark.parametrize("name", ["ragged_dot", "causal, bias"])

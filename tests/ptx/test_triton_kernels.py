@@ -40,6 +40,7 @@ skip_without_compiler()
 
 def run(call):
     assert not call.module.unverified_opcodes()
+    assert not call.launch.then or not call.next_module.unverified_opcodes()
     call.execute_and_check()
 
 
@@ -227,6 +228,18 @@ RAGGED = [row for how, roles in ROLES_OF_RAGGED.items() for row in each(ragged, 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", RAGGED)
 def test_ragged(call):
+    run(call)
+
+
+def in_chunks(numbers, gathered, arch):
+    """Some groups share a chunk, one has two; some rows of x are nobody's, and some places have none."""
+    sizes = dict(rows=310, S=90 if gathered else None, B=2, R=2, K=72, N=40)
+    problem = test_ragged_kernel.a_problem("tn", OFFSET, **sizes, dtypes=(numbers,) * 3, precision="tf32", arch=arch)
+    return call("ragged", problem, OFFSET, tile_m=64, tile_n=64, num_warps=4, chunk=128)
+
+
+@pytest.mark.parametrize("call", each(in_chunks, ["bf16", "fp32"], [False, True], ARCHS, slow=lambda *key: key != ("bf16", True, 90)))
+def test_ragged_in_chunks(call):
     run(call)
 
 

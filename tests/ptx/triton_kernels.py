@@ -48,12 +48,11 @@ class Call:
 
     @functools.cached_property
     def compiled(self):
-        """Compile without Triton's cache, which does not see when a method of a `Problem` changes."""
-        from triton import knobs
+        return _compiled(self.launch, self.problem)
 
-        with knobs.compilation.scope():
-            knobs.compilation.always_compile = True
-            return triton_ptx.compile_launch(self.launch, self.problem)
+    @functools.cached_property
+    def next_compiled(self):
+        return _compiled(self.launch.then, self.problem)
 
     @property
     def launch(self):
@@ -66,6 +65,10 @@ class Call:
     @functools.cached_property
     def module(self) -> Module:
         return Module(self.ptx)
+
+    @functools.cached_property
+    def next_module(self) -> Module:
+        return Module(self.next_compiled.asm["ptx"])
 
     @property
     def product_error(self) -> float:
@@ -90,10 +93,13 @@ class Call:
             for shape, partial in zip(shapes, parts, strict=True)
         ]
         inputs = {slot: Input(operands[slot]) for slot in self.launch.operands}
-        arguments: list[Any] = [*(inputs[slot] for slot in self.launch.operands), *results]
-        (name,) = module.kernels
-        block = (32 * self.launch.num_warps,)
-        module.run(name, self.launch.grid, block, arguments, shared=self.compiled.metadata.shared, late=late)
+        if self.launch.then:  # it may not read what the first launch has not written
+            inputs["partial"] = Output(np.zeros(self.launch.partial, np.float32))
+            _run(module, self.launch, self.compiled, inputs, [inputs["partial"]], late)
+            assert (inputs["partial"].written <= 1).all()
+            _run(self.next_module, self.launch.then, self.next_compiled, inputs, results, late)
+        else:
+            _run(module, self.launch, self.compiled, inputs, results, late)
         for result in results:
             assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
         return [
@@ -114,6 +120,21 @@ class Call:
             for one, other in zip(late, early, strict=True):
                 np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
             self.check(late, operands, integers)
+
+
+def _compiled(launch, problem):
+    """Compile without Triton's cache, which does not see when a method of a `Problem` changes."""
+    from triton import knobs
+
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        return triton_ptx.compile_launch(launch, problem)
+
+
+def _run(module: Module, launch, compiled, inputs, results, late: bool) -> None:
+    (name,) = module.kernels
+    arguments = [*(inputs[slot] for slot in launch.operands), *results]
+    module.run(name, launch.grid, (32 * launch.num_warps,), arguments, shared=compiled.metadata.shared, late=late)
 
 
 def call(kernel: str, problem: Any, *more: Any, splits: int | None = None, **changes: Any) -> Call:

@@ -15,7 +15,7 @@ import inspect
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -89,9 +89,7 @@ class TritonKernels(KernelImplementation):
             describe=self.family(problem, config),
             slots=tuple(dict.fromkeys(launch.operands)),  # an operand that a fused kernel lacks is the left one again
             splits=launch.splits,
-            call=functools.partial(called, launch, call.arch, not call.in_place)
-            if call.platform == "cuda"
-            else functools.partial(interpreted, launch),
+            call=_bound(launch, call),
         )
 
 
@@ -186,6 +184,19 @@ def _keywords() -> tuple[str, dict[str, Any]] | None:
     if "out_type" in taken and "backend_options" in taken:  # from jax-triton 0.4
         return "out_type", {"backend_options": {"enable_fp_fusion": True, "ptx_version": _PTX}}
     return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
+
+
+def _bound(launch: Any, call: Call) -> Callable[..., Any]:
+    """The function of the result's shape and of operands that launches a kernel, or two in turn."""
+    cuda = functools.partial(called, launch, call.arch, not call.in_place)
+    one = cuda if call.platform == "cuda" else functools.partial(interpreted, launch)
+    return functools.partial(_in_turn, launch, one, _bound(launch.then, call)) if launch.then else one
+
+
+def _in_turn(launch, first, then, result, *operands) -> Any:
+    slots = dict(zip(dict.fromkeys(launch.operands), operands, strict=True))
+    slots["partial"] = first(jax.ShapeDtypeStruct(launch.partial, np.float32), *operands)
+    return then(result, *(slots[slot] for slot in launch.then.operands))
 
 
 def called(launch, arch, own_buffers, result, *operands) -> Any:

@@ -27,6 +27,8 @@ def contacts() -> Iterator[Contact]:
     operands = *_groups(rows, weights, (8, 272)), *typed((rows[:1], FP32))
     yield step("ragged_linear relu and scale", lambda x, w, n, b, s: ragged_linear(x, w, n, b, activation="relu", row_scale=s), *operands)
     yield step("ragged, 40 groups", ragged_dot, *_groups((269, 264), (40, 264, 272)))
+    for dtype in (BF16, FP16, FP32):  # the gradient of few small matrices, in chunks of rows
+        yield step(f"ragged, 2 long groups {dtype}", ragged_dot, *_groups((8201, 136), (2, 136, 144), dtype=dtype))
 
 
 ROWS, WEIGHTS = (16384, 1024), (8, 1024, 2048)

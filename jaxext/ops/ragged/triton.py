@@ -20,7 +20,7 @@ class TritonRagged(RaggedKernels, TritonKernels):
     module = ragged
 
     def family(self, problem, config):
-        return "ragged_found" if config.finds_visit else "ragged"
+        return "ragged_chunked" if config.chunk else "ragged_found" if config.finds_visit else "ragged"
 
     def launch(self, call, problem, config):
         plain = super().launch(call, problem, config)

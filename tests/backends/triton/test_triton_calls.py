@@ -120,6 +120,16 @@ def test_a_training_step_is_three_launches():
     assert [(*shape[:2], *shape[3:]) for shape in visits] == [(1, 1, 5)] * 2
 
 
+def test_the_gradient_of_the_matrices_of_long_groups_is_two_launches():
+    """The second one takes what the first one writes: partial sums for each chunk, and one more where groups meet in a chunk."""
+    x, w, sizes = struct(8201, 136), struct(2, 136, 144), struct(2, dtype=jnp.int32)
+    with jaxext.use_table(None), jaxext.use_implementation("triton"):
+        program = jaxext.export.lower_for(jax.grad(loss, 1), arch="sm_90")(x, w, sizes)
+    assert kernels(program) == {"ragged_nn": 1, "ragged_tn": 2}
+    first, second = ([tuple(x.type.shape) for x in (*op.operands, *op.results)] for op, _ in calls(program)[1:])
+    assert second[0] == first[-1] == (1, 1, 18, 136, 144) and second[-1] == (1, 2, 136, 144)
+
+
 def test_a_layer_with_epilogues_is_two_launches():
     """Forward.  Neither a bias for each row nor a product without its epilogue is written to memory; a step saves what it needs."""
     gates, down, scale, bias = struct(8, 136, 2, 264), struct(8, 264, 136), struct(512, dtype=jnp.float32), struct(8, 136)
