@@ -97,14 +97,16 @@ def calls_of(contact: Contact, platform: str) -> Iterator[tuple[Family, Call]]:
 def listed(contacts: Iterable[Contact], platform: str, implementations: Sequence[str]) -> tuple[list[Case], list[Refusal]]:
     """All cases, in the order in which they should run, and what the implementations refuse."""
     found: list[Case] = []
+    first: dict[str, str] = {}  # a kind -> the contact of its first case, which alone has another tile if a plan has several kinds
     refusals: dict[tuple, Refusal] = {}
     seen = set()
     for contact in contacts:
         for case, sort in _all_of(contact, platform, implementations):
             if isinstance(case, Refusal):
                 refusals.setdefault((case.implementation, case.op, case.reason), case)
-            elif sort not in seen:
+            elif sort not in seen and (not str(sort[-1]).startswith(f"{ANOTHER} ") or first[case.key] == contact.name):
                 seen.add(sort)
+                first.setdefault(case.key, contact.name)
                 found.append(case)
     return _round_robin(found), list(refusals.values())
 
@@ -134,9 +136,8 @@ def _all_of(contact: Contact, platform: str, implementations: Sequence[str]) -> 
             for which, config in _configs(plan, contact.splits):
                 name = f"{implementation.name} {call.op}: {contact.name}, {which}"
                 case = Case(name, contact.name, implementation.name, kind_of(plan, config), plan, config, family.implementations[-1])
-                sort = (
-                    None if which.startswith(ANOTHER) else (which, _signature(getattr(plan, "problem", call.problem)), _signature(config))
-                )
+                parts, problem = which if contact.splits else "", getattr(plan, "problem", call.problem)
+                sort = which if which.startswith(ANOTHER) else (parts, _signature(problem), _signature(config))
                 yield case, (case.implementation, case.kind, sort)
 
 

@@ -36,7 +36,10 @@ REFUSED = {
         changed(G=2**20, K=2**12, N=2**12),
         "an array of B=1 P=1 R=1 M=40 N=4096 K=4096 G=1048576 has 2^38 elements or more, want fewer",
     ),
-    "many tiles": (changed(P=2**18, M=1, G=2**14, K=8, N=8), "B=1 P=262144 R=1 M=1 N=8 K=8 G=16384 make 2^31 tiles or more, want fewer"),
+    "many tiles": (
+        changed(P=2**18, M=2**14, G=2**14, K=8, N=8),
+        "B=1 P=262144 R=1 M=16384 N=8 K=8 G=16384 make 2^31 tiles or more, want fewer",
+    ),
 }
 TAKEN = [changed(role=role, **empty) for role in ROLES for empty in ({}, *({label: 0} for label in SIZES))]
 # 1,024 rows for each of 32 of DeepSeek-V3's experts in training, and 8 for each of 8 of Mixtral's, of which a device has a part.  In nt the

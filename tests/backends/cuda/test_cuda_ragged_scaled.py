@@ -60,8 +60,8 @@ REFUSED = {
         "B=1 P=1048576 R=4096 M=1 N=8 K=16 G=3 S=1 J=1 make 2^31 matrices or more, want fewer",
     ),
     "many tiles": (
-        a_problem(P=2**18, M=1, G=2**14, K=8, N=16, S=1, J=1),
-        "B=1 P=262144 R=1 M=1 N=8 K=16 G=16384 S=1 J=1 make 2^31 tiles or more, want fewer",
+        a_problem(P=2**18, M=2**14, G=2**14, K=8, N=16, S=1, J=1),
+        "B=1 P=262144 R=1 M=16384 N=8 K=16 G=16384 S=1 J=1 make 2^31 tiles or more, want fewer",
     ),
 }
 SCALES = {"none for rows": ("w",), "none for matrices": ("y",), "of the result": ("x", "w", "y"), "both": ("w", "y")}

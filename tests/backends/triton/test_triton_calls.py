@@ -111,13 +111,12 @@ def loss(x, w, sizes):
 
 
 def test_a_training_step_is_three_launches():
-    """No implementation is named and no CUDA kernel is there; no array is expanded to the groups, and no factor is copied."""
+    """No implementation is named and no CUDA kernel is there.  No array is expanded to the groups, no factor copied, no visit listed."""
     with jaxext.use_table(None):
         program = jaxext.export.lower_for(jax.grad(loss, (0, 1)), arch="sm_80")(X, W, SIZES)
     assert kernels(program) == {"ragged_nn": 1, "ragged_nt": 1, "ragged_tn": 1}
     assert not [op for op in operations(program) if op.name in ("stablehlo.dot_general", "stablehlo.while")]
-    visits = [op.operands[2].type.shape for op, _ in calls(program) if len(op.operands) == 3]
-    assert [(*shape[:2], *shape[3:]) for shape in visits] == [(1, 1, 5)] * 2
+    assert all([tuple(value.type.shape) for value in op.operands].count((1, 1, 8)) == 2 for op, _ in calls(program))  # the ranges
 
 
 def test_the_gradient_of_the_matrices_of_long_groups_is_two_launches():
