@@ -113,7 +113,8 @@ class Operation(Labelled):
 
     def unsplit_axes(self, ranks: Sequence[int]) -> tuple[str, ...]:
         rank = self.unpack(ranks)
-        return (*self.window, *(f"{label}{i}" for label in self.unsharded for i in range(rank[label])))
+        of_form = self.form.unsplit_axes(ranks) if self.form else self.window
+        return (*of_form, *(f"{label}{i}" for label in self.unsharded for i in range(rank[label])))
 
     def unfused(self, options: Any, split: set[str], summed: Callable | None) -> Any:
         if self.unfuse is not None:

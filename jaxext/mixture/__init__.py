@@ -163,6 +163,7 @@ def _scale_of(argument: str) -> str:
 def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
     """Raise for arguments that do not fit each other."""
     x, indices, up = arrays["x"], arrays["indices"], arrays["w_up"]
+    others = {"indices", "weights", *(_scale_of(argument) for argument in arrays)}
     for argument, of in arrays.items():
         if (scale := _scale_of(argument)) in arrays:
             refuse_dtype("moe", f"{argument}.qvalue", of.dtype, integers=True)
@@ -170,7 +171,7 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
         elif argument not in ("indices", "weights") and not jnp.issubdtype(of.dtype, jnp.floating):
             hint = ", or a Quantized of them" if argument != "x" else ""
             raise TypeError(f"moe: {argument} is {of.dtype}, want floating-point numbers{hint}")
-        elif argument not in ("indices", "weights", "x") and of.dtype != x.dtype and 1 in (of.dtype.itemsize, x.dtype.itemsize):
+        elif argument not in (*others, "x") and of.dtype != x.dtype and 1 in (of.dtype.itemsize, x.dtype.itemsize):
             raise TypeError(
                 f"moe: {argument} is {of.dtype} and x is {x.dtype}, want one dtype, wider numbers, or a Quantized with its scales"
             )
@@ -311,7 +312,7 @@ def _product(x: jax.Array | Gathered, w: Any, sizes, *, activation=None, row_sca
         rows = x.dispatched() if isinstance(x, Gathered) else x
         return _quantized_product(rows, values, scale, sizes, activation, row_scale, **plain)
     if isinstance(x, Gathered):
-        return ragged_gather_linear(x.x, w, sizes, x.row, x.place, activation=activation, **plain)
+        return ragged_gather_linear(x.x, w, sizes, x.row, x.place, name="moe", activation=activation, **plain)
     unit: Callable[..., jax.Array] = ragged_linear if w.ndim == 3 else ragged_gated_linear_unit
     return unit(x, w, sizes, activation=activation, row_scale=row_scale, **plain)
 

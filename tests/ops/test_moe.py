@@ -103,6 +103,15 @@ def test_nan_of_an_expert_without_rows_and_of_a_cotangent():
     assert all(np.isfinite(each).all() for each in (dx, *others)) and not dx[1].any()
 
 
+def test_rows_of_8_bits_beside_quantised_experts():
+    x = X.astype(jnp.float8_e4m3fn)
+    gate, up, down = (quantize(w) for w in (GATE, UP, DOWN))
+    y = jaxext.moe(x, INDICES, WEIGHTS, gate, up, down)
+    assert y.dtype == jnp.bfloat16
+    wide = (w.dequantize() for w in (gate, up, down))
+    close(y, loop(x.astype(np.float64), INDICES, WEIGHTS, *wide)[0], 3e-2)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
 def test_indices_of_any_integers(dtype):

@@ -23,6 +23,7 @@ def ragged_gather_linear(
     row: jax.Array,
     place: jax.Array,
     *,
+    name: str = "ragged_gather_linear",
     activation: str | None | Callable[[jax.Array], jax.Array] = None,
     precision=None,
     implementation: str | None = None,
@@ -35,6 +36,7 @@ def ragged_gather_linear(
       group_sizes: shape (G,), integers.
       row: shape (M,), int32.
       place: shape (S, J), int32: the places m of each row of x.  Numbers below 0, or M and more, are of none.
+      name: of the public function, for errors and profiles.
       activation: as in `linear`.
 
     Returns:
@@ -44,17 +46,17 @@ def ragged_gather_linear(
     gated, function = w.ndim == 4, activation if callable(activation) else None
     fused = gated and function is None
     operation = form.gated_linear_unit() if fused else form.linear()
-    key = operation, None if function else activation
-    z = compiled(_product, key, operation.family, implementation, tuple(arrays.values()), dict(precision=precision), name=operation.name)
-    return epilogue.applied(operation.name, function, z, {}, functools.partial(masked_rows, group_sizes), gated)
+    key = operation, name, None if function else activation
+    z = compiled(_product, key, operation.family, implementation, tuple(arrays.values()), dict(precision=precision), name=name)
+    return epilogue.applied(name, function, z, {}, functools.partial(masked_rows, group_sizes), gated)
 
 
-def _product(operation, activation, x, w, sizes, row, place, **keywords) -> jax.Array:
+def _product(operation, name, activation, x, w, sizes, row, place, **keywords) -> jax.Array:
     begin, end = ranges(sizes, row.shape[0], w.shape[0])
     operands = dict(x=x, w=w, begin=begin, end=end, row=row, place=place)
     ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1 if operation.unsharded else w.ndim - 2, T=1, S=1, J=1)
     dims = ((1,), (1,)), ((), ())
     operands, static = parameters(
-        operation, operation.name, activation, operands, "xw", dims, ranks, {}, preferred_element_type=None, out_sharding=None, **keywords
+        operation, name, activation, operands, "xw", dims, ranks, {}, preferred_element_type=None, out_sharding=None, **keywords
     )
     return epilogue.bind(operation, operands, activation, static)

@@ -50,7 +50,8 @@ class Dispatched(Definition):
         choice = self._choice(call)
         assert choice.plan is not None
         by = "" if choice.implementation == self.name else f"{choice.implementation} "
-        return f"{config.algorithm}, {by}{choice.plan.describe(choice.config)}"
+        product = f"{by}{choice.plan.describe(choice.config)}"
+        return f"{product}, then rows added up" if call.open == "x" else f"rows copied to their places, then {product}"
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> Any:
         flat, inner = call.flatten(operands), plain_call(call)

@@ -31,20 +31,26 @@ from jaxext.ops.ragged_gather.triton import TritonRaggedGather
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class GatheredForm(ComposedTiedForm):
+    """A device that has a part of the places may need any row: the rows S of x are not split, nor the list J of the places of each."""
+
     @property
     def chosen(self) -> tuple[str, ...]:
         return "G", "S", "J"  # each place has one group and one row
 
+    @property
+    def unmapped(self) -> tuple[str, ...]:
+        return *self.tied, "S", "J"
+
+    def unsplit_axes(self, ranks):
+        return *self.window, "S0", "J0"
+
 
 def cut(ties: dict[str, jax.Array], label: str, first: jax.Array, size: int) -> dict[str, jax.Array]:
-    """The ranges of `size` groups, places or rows from `first` on, and rows and places as these count them."""
-    bounds = {name: ties[name] for name in RANGES}
+    """The ranges of `size` groups or places from `first` on, and the rows of these places, and the places as these are counted."""
+    ranges = ragged.cut({name: ties[name] for name in RANGES}, label, first, size)
     if label == "G":
-        return ties | ragged.cut(bounds, label, first, size)
-    if label == "S":
-        return ties | {"row": ties["row"] - first, "place": lax.dynamic_slice_in_dim(ties["place"], first, size, -2)}
-    row = lax.dynamic_slice_in_dim(ties["row"], first, size, -1)
-    return ragged.cut(bounds, label, first, size) | {"row": row, "place": ties["place"] - first}
+        return ties | ranges
+    return ranges | {"row": lax.dynamic_slice_in_dim(ties["row"], first, size, -1), "place": ties["place"] - first}
 
 
 def examples(call: Call) -> dict[str, jax.Array]:
@@ -74,7 +80,7 @@ RAGGED_GATHER = define(
         window=(),
         family=_family("ragged_gather"),
         companions=RANGES | {"row": Companion(("B", "P", "M")), "place": Companion(("B", "P", "S", "J"))},
-        tied=("M", "G", "S", "J"),
+        tied=RAGGED.tied,
         ties=(*RANGES, "row", "place"),
         cut=cut,
         examples=examples,
