@@ -134,10 +134,12 @@ class KernelPlan(Plan):
 
     @functools.cached_property
     def configs(self) -> Sequence[Any]:
-        """All configs.  Those of kinds that are verified on the device come first."""
+        """All configs.  The first is of a kind that is verified on the device, if there is one; the others are ranked, for `tune`."""
         if self.call.empty:
             return (ZEROS,)
-        return sorted(self.implementation.configs(self.problem), key=lambda config: self._unverified(config) is not None)
+        ranked = self.implementation.configs(self.problem)
+        first = next((config for config in ranked if self._unverified(config) is None), ranked[0])
+        return (first, *(config for config in ranked if config != first))
 
     def not_preferred(self) -> str | None:
         if self.call.partitioner is Partitioner.LATER:

@@ -298,6 +298,8 @@ def _experts(fused: dict[str, Any], x: jax.Array | Gathered, matrices: dict[str,
     """The layer of the expert of each row."""
     plain = {name: value for name, value in fused.items() if name != "activation"}
     gate, up, down = (matrices.get(argument) for argument in ("w_gate", "w_up", "w_down"))
+    if isinstance(x, Gathered) and (isinstance(gate, tuple) or isinstance(up, tuple)):
+        x = x.dispatched()  # once: the gradients of both products are added up before they are gathered
     if gate is not None:
         hidden = _product(x, gate, sizes, **fused) * _product(x, up, sizes, **plain)
     else:
@@ -307,12 +309,10 @@ def _experts(fused: dict[str, Any], x: jax.Array | Gathered, matrices: dict[str,
 
 def _product(x: jax.Array | Gathered, w: Any, sizes, *, activation=None, row_scale=None, **plain) -> jax.Array:
     """The rows times the matrices of their experts, with an activation or a scale of each row, which gathered rows do not have."""
-    if isinstance(w, tuple):
-        values, scale = w
-        rows = x.dispatched() if isinstance(x, Gathered) else x
-        return _quantized_product(rows, values, scale, sizes, activation, row_scale, **plain)
     if isinstance(x, Gathered):
         return ragged_gather_linear(x.x, w, sizes, x.row, x.place, name="moe", activation=activation, **plain)
+    if isinstance(w, tuple):
+        return _quantized_product(x, *w, sizes, activation, row_scale, **plain)
     unit: Callable[..., jax.Array] = ragged_linear if w.ndim == 3 else ragged_gated_linear_unit
     return unit(x, w, sizes, activation=activation, row_scale=row_scale, **plain)
 

@@ -177,6 +177,13 @@ def test_quantised_experts_of_16_bits():
     close(y, loop(x, INDICES, WEIGHTS, *(w.dequantize() for w in matrices))[0], 3e-2)
 
 
+def test_rows_of_quantised_experts_are_copied_once():
+    """Both first products read one copy, and the gradient of the rows is one sum over their places."""
+    matrices = [quantize(w) for w in (GATE, UP, DOWN)]
+    found = [e.primitive.name for e in equations(jax.grad(lambda x: jaxext.moe(x, INDICES, WEIGHTS, *matrices).sum()), X)]
+    assert found.count("combine_rows") == found.count("dispatch_rows") - 1 == 2  # the weights of rows go to their places too
+
+
 def test_second_derivative():
     args = tuple(x.astype(np.float64) for x in (X, WEIGHTS, GATE, UP, DOWN))
 
