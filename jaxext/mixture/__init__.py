@@ -312,7 +312,8 @@ def _product(x: jax.Array | Gathered, w: Any, sizes, *, activation=None, row_sca
     if isinstance(x, Gathered):
         return ragged_gather_linear(x.x, w, sizes, x.row, x.place, name="moe", activation=activation, **plain)
     if isinstance(w, tuple):
-        return _quantized_product(x, *w, sizes, activation, row_scale, **plain)
+        values, scale = w
+        return _quantized_product(x, values, scale, sizes, activation, row_scale, **plain)
     unit: Callable[..., jax.Array] = ragged_linear if w.ndim == 3 else ragged_gated_linear_unit
     return unit(x, w, sizes, activation=activation, row_scale=row_scale, **plain)
 

@@ -298,9 +298,9 @@ def test_visits(seed):
 
 
 @triton.jit
-def found_visits(begin_ptr, end_ptr, visits_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr):
+def found_visits(begin_ptr, end_ptr, visits_ptr, PROBLEM: tl.constexpr, TILE: tl.constexpr):
     visit = tl.program_id(0)
-    group, first, last, low, high = found_visit(begin_ptr, end_ptr, visit, PROBLEM, CONFIG.tile_m)
+    group, first, last, low, high = found_visit(begin_ptr, end_ptr, visit, PROBLEM, TILE)
     tl.store(visits_ptr + 5 * visit, group)
     tl.store(visits_ptr + 5 * visit + 1, first)
     tl.store(visits_ptr + 5 * visit + 2, last)
@@ -311,11 +311,11 @@ def found_visits(begin_ptr, end_ptr, visits_ptr, PROBLEM: tl.constexpr, CONFIG: 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_program_finds_the_visit_that_is_listed(seed):
     begin, end, rows, tile = some_ranges(seed)
-    problem, config = a_problem("nn", (begin, end), rows), dataclasses.replace(FINDS, tile_m=tile)
+    problem = a_problem("nn", (begin, end), rows)
     for first, last in zip(begin[:, 0], end[:, 0], strict=True):
         listed = visits(np, first[None, None], last[None, None], rows, tile)[0, 0]
         found = np.full(listed.shape, 99, np.int32)
-        constants = dict(PROBLEM=problem, CONFIG=config)
+        constants = dict(PROBLEM=problem, TILE=tile)
         launch = Launch(
             name="visits",
             kernel=found_visits,

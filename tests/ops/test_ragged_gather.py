@@ -56,13 +56,15 @@ def plain(x, w, sizes, row, place=None, activation=None) -> jax.Array:
     return y
 
 
-def both(function, x, w, sizes, row, place, ct, **static) -> tuple:
-    """The result, and the gradients of both factors."""
+def both(function: Any, *args: Any, **static) -> tuple:
+    """The result, and the gradients of both factors, of x, w, sizes, row, place and a cotangent."""
+    x, w, sizes, row, place, ct = args
     y, pull = jax.vjp(lambda x, w: function(x, w, sizes, row, place, **static), x, w)
     return y, *pull(ct.astype(y.dtype))
 
 
-def truth(x, w, sizes, row, place, ct, **static) -> tuple:
+def truth(*args: Any, **static) -> tuple:
+    x, w, sizes, row, place, ct = args
     return both(plain, *(jnp.asarray(of, np.float64) for of in (x, w)), sizes, row, place, jnp.asarray(ct, np.float64), **static)
 
 
@@ -107,7 +109,7 @@ def test_sizes():
 @pytest.mark.parametrize("axis", "smgknj")
 def test_empty_axes(axis):
     """No rows, places, groups, columns on either side, or places of a row."""
-    sizes = {axis: 0} if axis != "j" else {}
+    sizes: dict[str, Any] = {axis: 0} if axis != "j" else {}
     x, w, ct = operands(**sizes)
     row = np.full(len(ct), -1, np.int32) if axis in "sj" else ROW[: len(ct)]
     place, groups = places(row, len(x), 0 if axis == "j" else 3), SIZES[: len(w)] if axis != "m" else 0 * SIZES

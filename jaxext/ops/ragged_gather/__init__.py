@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from jaxext.core import epilogue
 from jaxext.lax.dispatch import compiled
@@ -17,11 +19,11 @@ __all__: list[str] = []  # nothing public: `jaxext.moe` is made of it
 
 
 def ragged_gather_linear(
-    x: jax.Array,
-    w: jax.Array,
-    group_sizes: jax.Array,
-    row: jax.Array,
-    place: jax.Array,
+    x: ArrayLike,
+    w: Any,
+    group_sizes: ArrayLike,
+    row: ArrayLike,
+    place: ArrayLike,
     *,
     name: str = "ragged_gather_linear",
     activation: str | None | Callable[[jax.Array], jax.Array] = None,
