@@ -2,8 +2,9 @@
 
 The contacts are those of each operation's `cases.py`, in the order of jaxext's imports: what an operation is made of comes before it.
 Every equation of a contact that is a product gives its `Call`, as for `explain`.  For each implementation that plans it there is a case
-with the picked config.  Of cases that differ in sizes alone, the first counts.  The first of each kind has one more with another tile,
-except in float16 and float32, whose kernels are those of bfloat16 with other instructions, unless it would run small tiles alone.
+with the first config of each kind that the plan has.  Of cases that differ in sizes alone, the first counts.  The first of each kind has
+one more with another tile, except in float16 and float32, whose kernels are those of bfloat16 with other instructions, unless it would run
+small tiles alone.
 """
 
 from __future__ import annotations
