@@ -11,6 +11,7 @@ from .problem import SLOTS, Problem, RaggedProblem, most_visits
 
 LISTING = 3 * LAUNCH  # clocks of the kernels of XLA that list the visits
 FINDING = 500  # clocks in which a program finds its own: a scan and three sums over the groups
+MOST_FOUND = 2048  # groups among which a program finds its visit: it holds all ranges in registers, and more would spill
 LARGEST = 4  # one of so many parts of all rows is thought to be those of the largest group, if there are as many groups
 MOST_CHUNKED = 4  # candidates in chunks
 ADDED = 512  # elements of a result that a program adds up, by 4 warps: 16 bytes of each partial sum for a thread
@@ -33,6 +34,8 @@ def refuses(problem: Problem) -> str | None:
         return "integers, want floats"
     if problem.gathered and problem.role == "nt":
         return "the rows of x are the result, and are not gathered"
+    if problem.gathered and (reason := many_groups(problem)):
+        return reason
     if reason := matmul.refuses(problem):
         return reason
     if not candidates(problem):
@@ -62,12 +65,17 @@ def order(problem: RaggedProblem, config: matmul.Config) -> tuple:
 
 def _finds_visit(problem: Problem) -> tuple[bool, ...]:
     """The values that `Config.finds_visit` may have."""
-    return (False,) if problem.role == "tn" else (True,) if problem.gathered else (False, True)
+    return (False,) if problem.role == "tn" or many_groups(problem) else (True,) if problem.gathered else (False, True)
+
+
+def many_groups(problem: RaggedProblem) -> str | None:
+    """Return the reason why no program finds its visit among the groups, or None."""
+    return f"{problem.G} groups, want at most {MOST_FOUND}, among which each program finds its own" if problem.G > MOST_FOUND else None
 
 
 def _chunked(problem: Problem, configs: list[Config]) -> list[Config]:
     """The configs in chunks that the model takes for faster than all others.  Programs fill the multiprocessors, about once or twice."""
-    if problem.role != "tn" or not problem.batches or not configs:
+    if problem.role != "tn" or not problem.batches or not configs or many_groups(problem):
         return []
     fastest, multiprocessors = min(clocks(problem, config) for config in configs), machine(problem.arch, problem.device).multiprocessors
     chunked = []

@@ -7,7 +7,7 @@ from ..checks import check
 from ..launch import MOST_PROGRAMS, Launch, cdiv, plain_launch
 from ..matmul import plan as matmul
 from ..matmul.plan import Config
-from ..ragged.plan import grid, order
+from ..ragged.plan import grid, many_groups, order
 from ..scaled import plan as scaled
 from ..scaled.plan import MOST_SUMS
 from ..scaled.problem import LEFT, OPEN, RIGHT
@@ -17,6 +17,8 @@ from .problem import Problem
 def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if reason := scaled.refuses(problem):
+        return reason
+    if problem.role != "tn" and (reason := many_groups(problem)):
         return reason
     if not candidates(problem):
         return f"{problem.batches} results of {problem.rows} by {problem.cols} have more tiles than a grid has programs, {MOST_PROGRAMS}"

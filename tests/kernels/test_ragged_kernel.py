@@ -218,6 +218,7 @@ class TestRagged(Suite):
     refused_problems = [
         (a_call("nn", (16,), dtypes=("i8", "i8", "i32")), "^integers, want floats$"),
         (a_call("nn", (16,)).with_problem(P=2**20, R=2**12), f"more tiles than a grid has programs, {MOST_PROGRAMS}$"),
+        (a_call("tn", FEW, S=9).with_problem(G=2049), "^2049 groups, want at most 2048, among which each program finds its own$"),
         (a_call("nt", FEW, S=9), "^the rows of x are the result, and are not gathered$"),
         (a_call("nn", FEW, epilogue=dict(residual="fp32")), "^an epilogue with a residual, want one of other products$"),
         *(
@@ -336,3 +337,12 @@ def test_visits_of_as_many_rows_as_there_may_be():
     begin = np.where(np.arange(groups) == 0, 0, end).astype(np.int32)
     *_, low, high = np.moveaxis(visits(np, begin, end, rows, tile), -1, 0)
     assert low.min() == 0 and high.max() == rows and (high - low).clip(0).sum() == rows
+
+
+def test_visits_of_many_groups_are_listed():
+    """A program holds the ranges of all groups that it chooses from."""
+    for groups, found in ((2048, True), (2049, False)):
+        for role in ROLES:
+            problem = dataclasses.replace(a_problem(role, ranges_of((16,))), M=2**16, K=256, N=256, G=groups)
+            configs = ragged.candidates(problem)
+            assert any(config.finds_visit or config.chunk for config in configs) == (found and role != "tn"), role

@@ -123,6 +123,7 @@ class TestRaggedScaled(Suite):
         (a_call("nn", "w", (1, 1), (64, 41), packed=True), "want an even number"),
         (a_call("nn", "w", dtypes=("fp8e4nv", "i8", "fp32"), arch=80), "8-bit floats need compute capability 8.9"),
         (a_call("nn", "w", dtypes=("fp32", "i8", "fp8e5")), "fp32 and i8 into fp8e5"),
+        (a_call("nt", "w").with_problem(G=2049), "^2049 groups, want at most 2048"),
         (a_call("nn", "w").with_problem(P=2**20, R=2**12), f"more tiles than a grid has programs, {MOST_PROGRAMS}$"),
     ]
     refused_configs = [

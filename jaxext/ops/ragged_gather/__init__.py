@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxext.core import epilogue
@@ -50,7 +51,7 @@ def ragged_gather_linear(
     operation = form.gated_linear_unit() if fused else form.linear()
     key = operation, name, None if function else activation
     z = compiled(_product, key, operation.family, implementation, tuple(arrays.values()), dict(precision=precision), name=name)
-    return epilogue.applied(name, function, z, {}, functools.partial(masked_rows, group_sizes), gated)
+    return epilogue.applied(name, function, z, {}, functools.partial(masked_rows, jnp.asarray(group_sizes)), gated)
 
 
 def _product(operation, name, activation, x, w, sizes, row, place, **keywords) -> jax.Array:
