@@ -190,11 +190,10 @@ def _bound(launch: Any, call: Call) -> Callable[..., Any]:
     """The function of the result's shape and of operands that launches a kernel, or two in turn."""
     cuda = functools.partial(called, launch, call.arch, not call.in_place)
     one = cuda if call.platform == "cuda" else functools.partial(interpreted, launch)
-    return functools.partial(_both, launch, one, _bound(launch.then, call)) if launch.then else one
+    return functools.partial(_in_turn, launch, one, _bound(launch.then, call)) if launch.then else one
 
 
-def _both(launch, first, then, result, *operands) -> Any:
-    """The result of a launch whose partial result is an operand of the one after it."""
+def _in_turn(launch, first, then, result, *operands) -> Any:
     slots = dict(zip(dict.fromkeys(launch.operands), operands, strict=True))
     slots["partial"] = first(jax.ShapeDtypeStruct(launch.partial, np.float32), *operands)
     return then(result, *(slots[slot] for slot in launch.then.operands))
