@@ -113,7 +113,8 @@ def test_the_tools_see_all_operands(product, tmp_path):
 
 def test_a_kernel_is_called_with_all_operands(product, monkeypatch):
     """Compiled for a GPU that need not be there; values are compared in the interpreter (tests/kernels)."""
-    # They are part of a kernel's kind, by which it is looked up in the record.
+    # A kernel's kind, by which it is looked up in the record, is made of them.
+    monkeypatch.setattr(scaled_kernel.Problem, "name", "scaled", raising=False)
     monkeypatch.setattr(scaled_kernel.Problem, "dtypes", property(lambda problem: (problem.dtype,) * 3), raising=False)
     lowered = jaxext.export.lower_for(jax.grad(lambda *args: product(*args, implementation="triton").sum(), (0, 1)), arch="sm_90a")(X, W, S)
     (target,) = custom_calls(lowered)
