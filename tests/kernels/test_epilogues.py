@@ -180,7 +180,7 @@ def test_a_call_of_a_jax_program(kernel, saves):
     """One array, or a tuple of two; of the operands that there are."""
     fused_call = fused(kernel, activation="gelu", residual="fp32", saves=saves)
     implementation: Any = triton_matmul.TritonMatmul() if kernel == "matmul" else triton_conv.TritonConv()
-    called = implementation.launch(types.SimpleNamespace(platform="cpu", arch=None), fused_call.problem, fused_call.config)
+    called = implementation.launch(types.SimpleNamespace(platform="cpu", arch=None, in_place=None), fused_call.problem, fused_call.config)
     operands = fused_call.operands(integers=False)
     assert called.slots == tuple(operands) and called.splits == 1
     results = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in fused_call.shapes)
