@@ -1,7 +1,7 @@
 """Ragged products in Triton: a kernel for nn and nt, with a program for each visit, and a kernel for tn (both defined in problem.py).
 
-Each has a variant that takes the row of each place, if rows are gathered; that of nn and nt finds its visits itself.  Two further kernels compute tn in
-chunks of rows: the partial sums of all visits, and then the sums of these for each group.
+Each has a variant that takes the row of each place, if rows are gathered; that of nn and nt finds its visits itself.  Two further kernels
+compute tn in chunks of rows: the partial sums of all visits, and then the sums of these for each group.
 """
 
 import triton
