@@ -164,9 +164,11 @@ class Plan:
 
     Attributes:
       only_if_named: the reason why it is used and timed only if named, or None.
+      in_the_norm: whether its errors are in proportion to the norm of the result, so that `tune` may time it under a stated tolerance.
     """
 
     only_if_named: str | None = None
+    in_the_norm: bool = False
 
     def __init__(self, implementation: Implementation, call: Call):
         self.implementation, self.call = implementation, call

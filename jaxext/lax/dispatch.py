@@ -225,6 +225,13 @@ def lax_params(product: Callable, *operands: jax.Array | jax.ShapeDtypeStruct) -
     return dict(eqn.params), eqn.outvars[0].aval
 
 
+def conv_precision(precision: Any) -> Any:
+    """The precision of a convolution as lax canonicalises it."""
+    one = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
+    params, _ = lax_params(functools.partial(lax.conv, window_strides=(1,), padding="VALID", precision=precision), one, one)
+    return params["precision"]
+
+
 def sharding_in_types(name: str, sharding: NamedSharding | P | None, ndim: int) -> NamedSharding | None:
     """An `out_sharding` as types hold it: on an abstract mesh, with an entry for each axis."""
     if sharding is None:

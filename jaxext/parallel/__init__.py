@@ -8,7 +8,7 @@ sends.
 from jaxext.parallel.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from jaxext.parallel.cost_model import Collective, Cost, cost
 from jaxext.parallel.expert_parallel import expert_parallel
-from jaxext.parallel.halo import halo_causal_conv1d, halo_conv
+from jaxext.parallel.halo import halo_causal_conv1d, halo_conv, split_long_conv
 
 __all__ = [
     "Collective",
@@ -19,6 +19,7 @@ __all__ = [
     "halo_causal_conv1d",
     "halo_conv",
     "matmul_reduce_scatter",
+    "split_long_conv",
 ]
 
 

@@ -23,8 +23,11 @@ from jaxext._compat import align_varying
 from jaxext._messages import format_value
 from jaxext.core import checks
 from jaxext.core.form import owner
+from jaxext.lax.dispatch import compiled
 from jaxext.ops.causal import form as causal
 from jaxext.ops.conv import conv_general_dilated as one_device
+from jaxext.ops.long_conv import form as long
+from jaxext.ops.long_conv import long_conv
 from jaxext.parallel.axes import devices_along
 from jaxext.parallel.shards import Part, senders
 
@@ -184,6 +187,75 @@ def halo_causal_conv1d(
         number = jnp.where(_positions(seen, -1) == begin, seen, 0).sum(-1, keepdims=True, dtype=seen.dtype)
         states["idx_of_states"] = jnp.where(_positions(state_numbers, -1) < begin, number, state_numbers)
     return convolve(**states)
+
+
+def split_long_conv(
+    x: ArrayLike,
+    w: ArrayLike,
+    *,
+    axis_name,
+    skip: ArrayLike | None = None,
+    gate: ArrayLike | None = None,
+    causal: bool = True,
+    precision=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Long convolution of this device's part of sequences that are split along time.
+
+    Equals `jaxext.long_conv` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`, with n devices and T steps in all.  It is done in
+    the way that sends less:
+
+    - with a halo: a device sends the steps that others read, K - 1 or all of its own, C numbers each, by one `jax.lax.ppermute` each way
+      and for each distance;
+    - by channels: a `jax.lax.all_to_all` gives each device all steps of C/n channels, and another takes the result back.  A device sends
+      2 (n - 1)/n · T/n · C numbers.  A dense filter, or one whose channels the devices do not divide, cannot be split so.
+
+    For long filters that is n / 2 times less, and each device transforms each sequence once.
+
+    Args:
+      x: shape (..., T/n, C), this device's steps.
+      w, skip: as in `jaxext.long_conv`, whole.
+      gate: the shape of the result, this device's part.
+      axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
+      causal, precision, implementation: as in `jaxext.long_conv`.
+
+    Returns:
+      this device's steps of the result.  All derivatives are supported, in both modes.
+
+    Examples:
+      >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P("time")
+      >>> f = jax.shard_map(functools.partial(split_long_conv, axis_name="time"), mesh=mesh, in_specs=(split, jax.P()), out_specs=split)
+      >>> f(jnp.ones((32, 1)), jnp.ones((3, 1)))[:5, 0].round().tolist()
+      [1.0, 2.0, 3.0, 3.0, 3.0]
+
+    Raises:
+      Exception: any error that `jaxext.long_conv` raises.
+      ValueError: `axis_name` is invalid.
+      NameError: no `shard_map` or `pmap` around the call binds the axis.
+    """
+    name, optional = "split_long_conv", checks.given(skip=skip, gate=gate)
+    n = devices_along(axis_name, f"{name}: axis_name")
+    how = dict(precision=precision, implementation=implementation)
+    jax.eval_shape(functools.partial(long_conv, causal=causal, **how), x, w, **optional)  # traced for what it refuses
+    x, w, optional = jax.tree.map(jnp.asarray, (x, w, optional))
+    steps, channels = x.shape[-2:]
+    taps, (before, behind) = long.reach(n * steps, w.shape[0], causal)
+    dtype = long.summed_dtype(optional, x.dtype)
+    x, w = align_varying(x, w[taps])
+
+    def summed(padding, x, w):
+        return compiled(long.summed, (padding, dtype), long.FAMILY, implementation, (x, w), {"precision": precision}, name=name)
+
+    sent = sum(map(sum, (senders(rows, steps, n) for rows in (before, behind))))
+    if w.ndim == 2 and channels % n == 0 and sent * n > 2 * (n - 1) * steps:
+        own = channels // n
+        turned = lax.all_to_all(x, axis_name, x.ndim - 1, x.ndim - 2, tiled=True)
+        w = lax.dynamic_slice_in_dim(w, lax.axis_index(axis_name) * own, own, 1)
+        y = lax.all_to_all(summed((before, behind), turned, w), axis_name, x.ndim - 2, x.ndim - 1, tiled=True)
+    else:
+        low, high = (edge(x, x.ndim - 2, axis_name, rows, before=rows_before) for rows, rows_before in ((before, True), (behind, False)))
+        y = summed((0, 0), lax.concatenate([low, x, high], x.ndim - 2), w)
+    return long.combined(y, {"x": x, **optional})
 
 
 def _sizes(axis_names, rank) -> list[int]:

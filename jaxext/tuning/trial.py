@@ -91,8 +91,9 @@ def _measurements(candidates: Iterable[Candidate]) -> list[Measurement]:
     return [c.measurement for c in candidates if c.measurement is not None]
 
 
-def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
-    """Try the candidates of a call, at most `most` configs of each kernel implementation."""
+def measure(call: Call, most: int, clock: timing.Clock, tolerance: float | None = None) -> Trial:
+    """Try the candidates of a call, at most `most` configs of each kernel implementation, and those with errors in the norm within the
+    tolerance."""
     of = call.operation or form_of(call)
     assert of is not None  # the call is of one or the other
     implementations = of.family.implementations
@@ -105,7 +106,7 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
 
     *kernels, xla = implementations
     plans: dict[str, Any] = {each.name: each.planned(call) for each in (xla, *kernels)}
-    refused = {name: why for name, plan in plans.items() if (why := plan if isinstance(plan, str) else plan.only_if_named)}
+    refused = {name: why for name, plan in plans.items() if (why := _untried(plan, tolerance))}
     assert call.problem is not None
     row = Trial(call.problem, taken(()), refused)
     found: list[Candidate] = []
@@ -115,7 +116,7 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
         right = timing.truth(lambda real, precision: truth.of(call, xla, operands, real=real, precision=precision)[0])
         for plan in (plan for name, plan in plans.items() if name not in refused):
             for config in plan.configs[: None if plan.implementation is xla else most]:
-                candidate, run = _tried(plan, config, operands, right, clock, found[0].error if found else None)
+                candidate, run = _tried(plan, config, operands, right, clock, found[0].error if found else None, tolerance)
                 found.append(candidate)
                 if run is not None:
                     runs[candidate.name] = run
@@ -134,7 +135,16 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     return dataclasses.replace(row, candidates=candidates, winner=winner)
 
 
-def _tried(plan: Plan, config: Any, operands, right, clock, xla_error) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
+def _untried(plan: Plan | str, tolerance: float | None) -> str | None:
+    """The reason why no candidate of a plan is tried, or None."""
+    if isinstance(plan, str):
+        return plan
+    return None if plan.in_the_norm and tolerance is not None else plan.only_if_named
+
+
+def _tried(
+    plan: Plan, config: Any, operands, right, clock, xla_error, tolerance
+) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
     """The candidate with its error, its program and its sampler; or with the reason why it is wrong or cannot be compiled, run or timed."""
     call, candidate = plan.call, Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
@@ -142,6 +152,7 @@ def _tried(plan: Plan, config: Any, operands, right, clock, xla_error) -> tuple[
         random_operands.poison([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
         error = timing.relative_error(program(), right)
         candidate, limits = dataclasses.replace(candidate, error=error), _allowed(call, xla_error or error)
+        limits = [tolerance] * 2 if plan.only_if_named and tolerance else limits
         if not all(each <= limit for each, limit in zip(error, limits, strict=True)):  # NaN is not
             errors, most = (" and ".join(f"{x:.1e}" for x in pair) for pair in (error, limits))
             return dataclasses.replace(candidate, wrong=True, left_out=f"its errors are {errors}, want at most {most}"), None

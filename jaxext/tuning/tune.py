@@ -53,6 +53,7 @@ def tune(
     *,
     backward: bool = True,
     candidates: int = 8,
+    tolerance: float | None = None,
     table: str | os.PathLike | None = None,
     progress: Callable[[Trial, int, int], None] | None = None,
 ) -> Callable[..., Tuned]:
@@ -67,6 +68,8 @@ def tune(
       fun: a function of arrays, or pytrees of them, of any shapes and dtypes.
       backward: whether to measure the products of its gradient in all floating-point arguments as well.
       candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.
+      tolerance: the largest relative error, in the norm and of the largest element, against float64, with which an implementation is taken
+        that is otherwise only taken by name, since its error is in the norm: "fft" of convolutions.  None: it is not measured.
       table: the file.  None is the default table, in the user's cache directory.
       progress: called after each product with its `Trial`, the number of products done, and the total.
 
@@ -84,7 +87,7 @@ def tune(
     Raises:
       RuntimeError: this run has several processes, or jax is tracing the caller.
       TypeError: `fun` is not callable.
-      ValueError: `candidates` is less than 1, or the file is not a table.
+      ValueError: `candidates` is less than 1, `tolerance` is not between 0 and 1, or the file is not a table.
       OSError: the table cannot be written.
       Exception: any error that JAX raises if `fun` cannot be differentiated.
 
@@ -94,6 +97,8 @@ def tune(
     """
     if not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"tune: candidates is {format_value(candidates)}, want a whole number from 1 on")
+    if tolerance is not None and not (isinstance(tolerance, float) and 0 < tolerance < 1):
+        raise ValueError(f"tune: tolerance is {format_value(tolerance)}, want a number between 0 and 1, or None")
 
     def tuned(fun, args, kwargs) -> Tuned:
         if (processes := jax.process_count()) > 1:
@@ -111,7 +116,7 @@ def tune(
         context, (clock, _) = active.context(environment.default_platform()), timing.timer()
         rows: list[Trial] = []
         for (problem, unanswered), call in calls.items():
-            row = Trial(problem, skipped=unanswered) if unanswered else _measured(problem, call, candidates, clock)
+            row = Trial(problem, skipped=unanswered) if unanswered else _measured(problem, call, candidates, clock, tolerance)
             if row.winner:
                 table_file.write(path, context, {problem: row.measurements})
             if wrong := [str(c) for c in row.candidates if c.wrong]:
@@ -124,10 +129,10 @@ def tune(
     return Tool("tune", fun, tuned)
 
 
-def _measured(problem: str, call: Call, candidates: int, clock: timing.Clock) -> Trial:
+def _measured(problem: str, call: Call, candidates: int, clock: timing.Clock, tolerance: float | None) -> Trial:
     """The trial of a call; one that fails leaves the others to be measured."""
     try:
-        return measure(call, candidates, clock)
+        return measure(call, candidates, clock, tolerance)
     except Exception as error:  # of an implementation that plans, or of the definition in float64
         why = f"measuring it failed, {short(error)}"
         warnings.warn(f"tune: {problem} is not measured: {why}", stacklevel=3)

@@ -30,7 +30,7 @@ from jaxext.core.epilogue import accumulated, applied
 from jaxext.core.family import Family, declare
 from jaxext.core.reference import Declaration, Keywords, Reference
 from jaxext.core.static import Static
-from jaxext.lax.dispatch import compiled, lax_params
+from jaxext.lax.dispatch import compiled, conv_precision
 from jaxext.ops.causal.cuda import CudaCausal
 from jaxext.ops.causal.triton import TritonCausal
 from jaxext.ops.fused import conv_bias_act
@@ -92,9 +92,7 @@ def refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wanted
 def _convolution(names, activation, return_final_states, *arrays, precision, implementation):
     given = dict(zip(names, arrays, strict=True))
     if precision is not None:
-        one = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
-        params, _ = lax_params(functools.partial(lax.conv, window_strides=(1,), padding="VALID", precision=precision), one, one)
-        precision = params["precision"]
+        precision = conv_precision(precision)
     x, taps = given["x"], given["w"].shape[0]
     promoted(given, ("x", "w"))  # raises where the user wants no promotion
     empty = () if taps > 1 else ("initial_states", "idx_of_states")  # XLA 0.11.2 crashes where devices add up cotangents without elements

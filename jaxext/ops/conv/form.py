@@ -27,6 +27,7 @@ from jaxext.core.static import Static
 from jaxext.core.window import Window, dilate, labels
 from jaxext.lax.substitute import transpose
 from jaxext.ops.conv.cuda import CudaConv
+from jaxext.ops.conv.fft import FftConv
 from jaxext.ops.conv.triton import TritonConv
 from jaxext.ops.conv.xla import XlaConv
 
@@ -189,6 +190,7 @@ FAMILY = declare(
     ),
     CudaConv(),
     TritonConv(),
+    FftConv(),
     XlaConv(),
 )
 

@@ -29,7 +29,7 @@ from jaxext.ops.conv.xla_dots import Dots
 from jaxext.ops.conv.xla_elementwise import FEW_ON_GPU, FOLDED_ON_GPU, Rows, Shifts
 from jaxext.ops.conv.xla_lax import Lax, Loop, Padded, cropped, reverses
 from jaxext.ops.conv.xla_phases import MOST_PHASES, Folded, Phases
-from jaxext.ops.conv.xla_plan import Conv, ConvPlan, cost, promote
+from jaxext.ops.conv.xla_plan import Conv, ConvPlan, cost
 from jaxext.ops.conv.xla_views import moveaxis, zeros
 
 GPUS = ("cuda", "rocm")
@@ -64,12 +64,7 @@ class XlaConvPlan(Plan):
 
     def __init__(self, implementation: XlaConv, call: Call):
         super().__init__(implementation, call)
-        assert call.window is not None
-        dgrad, (B, N, G, C, K) = call.open == "x", (call.sizes[label] for label in "BNGCK")
-        self.window = call.window.transposed if dgrad else call.window
-        sizes = B, N, G, *((K, C) if dgrad else (C, K))
-        dtypes, how = (promote(*call.dtypes.values()), call.dtype), (call.precision, call.partitioner, call.platform)
-        self.conv = Conv("w" if call.open == "w" else "y", *sizes, self.window.cropped[1], *dtypes, dgrad, *how)
+        self.conv, self.window = Conv.of(call)
 
     @functools.cached_property
     def found(self) -> Mapping[str, ConvPlan]:

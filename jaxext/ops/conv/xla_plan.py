@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext.core.call import Partitioner
+from jaxext.core.call import Call, Partitioner
 from jaxext.core.window import Window
 
 
@@ -50,6 +50,16 @@ class Conv:
     precision: Any = None
     partitioner: Partitioner = Partitioner.NOBODY
     platform: str = "cpu"
+
+    @classmethod
+    def of(cls, call: Call) -> tuple[Conv, Window]:
+        """The convolution of a call, and the window of its input before it is cropped.  dgrad is fprop of y by the reversed filter."""
+        assert call.window is not None
+        dgrad, (B, N, G, C, K) = call.open == "x", (call.sizes[label] for label in "BNGCK")
+        window = call.window.transposed if dgrad else call.window
+        sizes = B, N, G, *((K, C) if dgrad else (C, K))
+        dtypes, how = (promote(*call.dtypes.values()), call.dtype), (call.precision, call.partitioner, call.platform)
+        return cls("w" if call.open == "w" else "y", *sizes, window.cropped[1], *dtypes, dgrad, *how), window
 
     @property
     def groups(self) -> int:

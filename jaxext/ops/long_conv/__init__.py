@@ -1,0 +1,100 @@
+"""Convolutions with filters as long as the sequence, by the FFT or by the direct sum, whichever is expected to be faster.
+
+They support all of JAX, as `jaxext.matmul` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxext._messages import format_value
+from jaxext.core import partition
+from jaxext.core.checks import checked, given, refuse_kinds, refuse_shape
+from jaxext.lax.dispatch import compiled
+from jaxext.ops.long_conv import form
+
+__all__ = ["long_conv"]
+
+
+def long_conv(
+    x: ArrayLike,
+    w: ArrayLike,
+    *,
+    skip: ArrayLike | None = None,
+    gate: ArrayLike | None = None,
+    causal: bool = True,
+    precision=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Long convolution: y[..., t, c] = gate[..., t, c] (Σ_s w[s, c] x[..., t - s, c] + skip[c] x[..., t, c]).
+
+    What the sum reads before the first step, or behind the last, is zero.  The sum is taken by the FFT or directly.  The direct sum has the
+    error of each element in proportion to the terms of that element.  The FFT has it in proportion to the norm of the channel, 3e-7 of it
+    for float32 numbers, and an infinity or a NaN spreads over its channel.  Name "xla" for the direct sum.
+
+    Args:
+      x: shape (..., T, C), floating-point or complex.
+      w: shape (K, C), a filter for each channel, or (K, C, D), dense, for y[..., t, d] = Σ_s,c w[s, c, d] x[..., t - s, c].  K is 1 or
+        more, also more than T.
+      skip: shape (C,), or None for zeros.  With a dense filter C is D.
+      gate: the shape of the result, or None for ones.
+      causal: whether the sum reads the present step and those before.  False: it is centred, and reads x[..., t + (K - 1) // 2 - s, c],
+        as `jax.numpy.convolve` with the mode "same".
+      precision: as in `conv_general_dilated`, of the direct sum.  The FFT multiplies all bits.
+      implementation: "fft", "xla" (the direct sum), or another name, also used for all derivatives; None selects one automatically.
+
+    Returns:
+      shape (..., T, C), or (..., T, D), with the dtype of x.  It is rounded to that once.
+
+    Examples:
+      >>> x, w = jnp.arange(1.0, 5.0)[:, None], jnp.array([[1.0], [10.0], [100.0]])
+      >>> long_conv(x, w)[:, 0].round().tolist()
+      [1.0, 12.0, 123.0, 234.0]
+      >>> long_conv(x, w, skip=jnp.array([1000.0]))[:, 0].round().tolist()
+      [1001.0, 2012.0, 3123.0, 4234.0]
+
+    Raises:
+      TypeError: an argument is not an array, or its shape or dtype does not fit; `causal` is not a bool.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    name = "long_conv"
+    arrays = checked(name, {"x": x, "w": w} | given(skip=skip, gate=gate))
+    _refuse(name, arrays)
+    if not isinstance(causal, bool | np.bool_):
+        raise TypeError(f"{name}: causal is {format_value(causal)}, want a bool")
+    key = tuple(arrays), bool(causal)
+    return compiled(_long_conv, key, form.FAMILY, implementation, tuple(arrays.values()), {"precision": precision}, name=name)
+
+
+def _refuse(name: str, arrays: Mapping[str, jax.Array]) -> None:
+    """Raise if the arrays do not fit each other."""
+    x, w = arrays["x"], arrays["w"]
+    if x.ndim < 2:
+        raise TypeError(f"{name}: x has the shape {x.shape}, want (..., T, C)")
+    if w.ndim not in (2, 3) or w.shape[0] < 1 or w.shape[1] != x.shape[-1]:
+        wanted = f"(K, {x.shape[-1]}) or (K, {x.shape[-1]}, D) with at least one tap, since x has the shape {x.shape}, channels last"
+        raise TypeError(f"{name}: w has the shape {w.shape}, want {wanted}")
+    for argument, of in arrays.items():
+        if not jnp.issubdtype(of.dtype, jnp.inexact):
+            raise TypeError(f"{name}: {argument} is {of.dtype}, want floating-point or complex numbers")
+    refuse_kinds(name, arrays, x.dtype)
+    if "skip" in arrays:
+        refuse_shape(name, "skip", arrays["skip"], x.shape[-1:], "an element for each channel")
+        if w.shape[-1] != x.shape[-1]:
+            raise TypeError(f"{name}: w has the shape {w.shape}, want as many output channels as input channels beside skip")
+    if "gate" in arrays:
+        refuse_shape(name, "gate", arrays["gate"], (*x.shape[:-1], w.shape[-1]), "the shape of the result")
+
+
+def _long_conv(names, causal, *arrays, precision, implementation) -> jax.Array:
+    operands = dict(zip(names, partition.place_on_one_mesh(arrays), strict=True))
+    x, w = operands["x"], operands["w"]
+    taps, padding = form.reach(x.shape[-2], w.shape[0], causal)
+    y = form.summed(padding, form.summed_dtype(names, x.dtype), x, w[taps], precision=precision, implementation=implementation)
+    return form.combined(y, operands)
