@@ -187,6 +187,11 @@ SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "j
         lambda row: row["row"],
         {"lax": "lax", "sum_of_padded": "a sum of padded inputs", "padded_once": "padded once", "jnp": "concatenate, multiply, sum"},
     ),
+    "long_conv": lambda: pairs(
+        "long_conv_cpu.json",
+        lambda row: f"{row['row']}, (T, C, K) = ({', '.join(map(str, row['shape']))})",
+        {"lax": "lax", "jnp.fft": "FFT by hand"},
+    ),
     "quantized_matmul": lambda: pairs(
         "quantized_cpu.json",
         lambda row: f"{row['row']}, {row['format']}",

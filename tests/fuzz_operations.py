@@ -205,6 +205,52 @@ def conv_bias_act(draw) -> Call:
     return Call(run=run, truth=truth, namesake=namesake, **made)
 
 
+# --- by FFT
+
+
+def conv_by_fft(draw) -> Call:
+    while True:
+        form, said = fuzz_windows.convolution(draw)
+        axes = len(form.x) - 2
+        if 1 <= axes <= 3 and math.prod(form.x) <= 60 and math.prod(form.w) <= 40 and math.prod(form.output) <= 80:
+            break
+    dtype = draw.weighted(WITH_COMPLEX)
+    operands = {"x": Operand(shape=form.x, dtype=dtype), "w": Operand(shape=form.w, dtype=dtype)}
+
+    def run(module, of):
+        return (module.conv_general_dilated(of["x"], of["w"], **said, implementation="fft"),)
+
+    def namesake(of):
+        return lax.conv_general_dilated(of["x"], of["w"], **said)
+
+    made: dict[str, Any] = dict(op="conv_by_fft", operands=operands, results=(dtype,), said=said, smooth=False)
+    return Call(run=run, truth=lambda of: (form.y(of["x"], of["w"]),), namesake=namesake, **made)
+
+
+def long_conv(draw) -> Call:
+    front, steps, channels, taps = lead(draw), size(draw), size(draw), draw.choice([1, 2, 3, 4, 7, 12])
+    outputs = draw.choice([None, 1, 2, 3])
+    x, w, _ = dtypes(draw, WITH_COMPLEX)
+    of_w = (taps, channels) if outputs is None else (taps, channels, outputs)
+    operands = {"x": Operand(shape=(*front, steps, channels), dtype=x), "w": Operand(shape=of_w, dtype=w)}
+    if outputs in (None, channels):
+        operands |= optional(draw, skip=Operand(shape=(channels,), dtype=w))
+    operands |= optional(draw, gate=Operand(shape=(*front, steps, of_w[-1]), dtype=x))
+    said = {} if draw.chance(50) else {"causal": draw.chance(30)}
+    said |= {"implementation": name} if (name := draw.choice(["fft", "xla", None])) else {}
+
+    def truth(of):
+        y, present = np.zeros((*front, steps, of_w[-1]), np.result_type(*of.values())), 0 if said.get("causal", True) else (taps - 1) // 2
+        for s in range(taps):
+            for t in range(max(0, s - present), min(steps, steps + s - present)):
+                read = of["x"][..., t + present - s, :]
+                y[..., t, :] += read * of["w"][s] if outputs is None else read @ of["w"][s]
+        return ((y + of.get("skip", 0) * (of["x"] if "skip" in of else 0)) * of.get("gate", 1),)
+
+    made: dict[str, Any] = dict(op="long_conv", operands=operands, results=(x,), said=said, smooth=False)
+    return Call(run=by_name("long_conv", said), truth=truth, **made)
+
+
 # --- ragged
 
 
@@ -731,7 +777,7 @@ def clipped_grad(draw) -> Call:
 
 
 OPERATIONS = {
-    gram: 7, newton_schulz: 4, channelwise: 6, norm: 6, clipped_grad: 6, linear: 16, conv_bias_act: 10, ragged_dot: 14,
-    ragged_contraction: 6, ragged_linear: 14, moe: 12, causal_conv1d: 14, causal_conv1d_update: 8, scaled_dot: 10, fp8_matmul: 7,
-    quantized_matmul: 8, ragged_scaled_dot: 12,
+    gram: 7, newton_schulz: 4, channelwise: 6, norm: 6, clipped_grad: 6, linear: 16, conv_bias_act: 10, conv_by_fft: 8, long_conv: 8,
+    ragged_dot: 14, ragged_contraction: 6, ragged_linear: 14, moe: 12, causal_conv1d: 14, causal_conv1d_update: 8, scaled_dot: 10,
+    fp8_matmul: 7, quantized_matmul: 8, ragged_scaled_dot: 12,
 }  # fmt: skip

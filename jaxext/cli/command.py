@@ -189,6 +189,7 @@ def _tune_arguments(command: argparse.ArgumentParser) -> None:
     bench.add_selection(command)
     command.add_argument("--no-backward", dest="backward", action="store_false", help="not the gradient of the function")
     command.add_argument("--candidates", type=count, default=8, metavar="N", help="configs of each implementation (default: %(default)s)")
+    command.add_argument("--tolerance", type=float, metavar="E", help="largest relative error of 'fft' (default: it is not measured)")
     command.add_argument("--table", metavar="PATH", help="where to store what was measured (default: the user's own table)")
     says_json(command)
 
@@ -221,7 +222,9 @@ def _tune(options) -> int:
             warnings.filterwarnings("ignore", f"tune: {re.escape(NOTHING)}")  # reported below
             for i, (name, fun, arrays, backward) in enumerate(todo, 1):
                 print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
-                jaxext.tune(fun, backward=backward, candidates=options.candidates, table=path, progress=progress)(*arrays)
+                jaxext.tune(
+                    fun, backward=backward, candidates=options.candidates, tolerance=options.tolerance, table=path, progress=progress
+                )(*arrays)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED

@@ -23,7 +23,6 @@ from jaxext._compat import align_varying
 from jaxext._messages import format_value
 from jaxext.core import checks
 from jaxext.core.form import owner
-from jaxext.lax.dispatch import compiled
 from jaxext.ops.causal import form as causal
 from jaxext.ops.conv import conv_general_dilated as one_device
 from jaxext.ops.long_conv import form as long
@@ -244,7 +243,7 @@ def split_long_conv(
     x, w = align_varying(x, w[taps])
 
     def summed(padding, x, w):
-        return compiled(long.summed, (padding, dtype), long.FAMILY, implementation, (x, w), {"precision": precision}, name=name)
+        return long.program(name, padding, dtype, x, w, **how)
 
     sent = sum(map(sum, (senders(rows, steps, n) for rows in (before, behind))))
     if w.ndim == 2 and channels % n == 0 and sent * n > 2 * (n - 1) * steps:

@@ -239,7 +239,7 @@ def test_the_context(monkeypatch):
     assert HERE.capability is None
     assert HERE.device == f"{environment.processor()}, {environment.cores()} threads"
     assert HERE.versions == {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
-    assert set(HERE.sources) == {"xla", "triton", "cuda"} and len(set(HERE.sources.values())) == 3
+    assert set(HERE.sources) == {"xla", "triton", "cuda", "fft"} and len(set(HERE.sources.values())) == 4
     with pytest.raises(RuntimeError):
         active.context("cuda")
     monkeypatch.setattr(environment.importlib.metadata, "version", lambda package: f"of {package}")

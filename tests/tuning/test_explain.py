@@ -12,12 +12,13 @@ from jax.sharding import PartitionSpec as P
 import jaxext
 from jaxext import extend
 from jaxext.core.implementation import Algorithm
+from jaxext.ops.conv import fft, xla
 from jaxext.ops.conv import form as conv
-from jaxext.ops.conv import xla
 from jaxext.ops.matmul import form as matmul
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
+UNNAMED = {"fft": fft.IN_THE_NORM}  # of a convolution
 
 
 def struct(*shape):
@@ -121,7 +122,7 @@ def test_platform_and_refusals(monkeypatch):
     """Another implementation is asked for the platform that the user names, and says why not."""
     monkeypatch.setitem(vars(conv.FAMILY), "implementations", [OnlyCuda(), *conv.FAMILY.implementations])
     forward, matmul = jaxext.explain(convnet, platform="cpu")(*CONVNET).rows
-    assert (forward.chosen, forward.refused) == ("xla", {"only_cuda": "cpu is no GPU"} | NO_GPU)
+    assert (forward.chosen, forward.refused) == ("xla", {"only_cuda": "cpu is no GPU"} | NO_GPU | UNNAMED)
     assert matmul.refused == NO_GPU
     on_cuda = jaxext.explain(convnet, platform="cuda")(*CONVNET)
     assert (on_cuda.platform, on_cuda.rows[0].chosen, on_cuda.rows[0].how) == ("cuda", "only_cuda", "conv2d_fprop kernel")
@@ -151,10 +152,11 @@ def test_table():
         for column, cell in zip(head.split(), cells, strict=True):
             assert line[head.index(column) :].startswith(cell)
         assert line == line.rstrip()
-        assert details.endswith(f"{row.layout}; precision default; preferred, not cuda[1] triton[2]")
+        refused = "cuda[1] triton[2]" + " fft[3]" * row.op.startswith("conv")
+        assert details.endswith(f"{row.layout}; precision default; preferred, not {refused}")
     expected = [line for line in legend if re.fullmatch(r"  conv2d_\w+ \S+ \S+: lax [\d.]+\+\d+, .*", line)]
     assert legend == [
-        *(f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}"),
+        *(f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}", f"[3] fft: {UNNAMED['fft']}"),
         *("expected milliseconds to run + to build, of the algorithms of xla:", *expected, "in all: 4 as lax"),
     ]
     assert [line.split()[0] for line in expected] == ["conv2d_fprop", "conv2d_wgrad"]

@@ -106,7 +106,7 @@ def test_a_network_by_the_clock_of_this_machine(path, monkeypatch):
     assert stored(path) == {row.problem: tuple(row.measurements) for row in tuned.rows}
     for row in tuned.rows:
         assert {"xla"} == {c.implementation for c in row.candidates}
-        assert set(row.refused) == {"triton", "cuda"}
+        assert set(row.refused) == {"triton", "cuda"} | ({"fft"} if row.problem.startswith("conv") else set())
         assert all(c.error is not None and max(c.error) < 1e-5 for c in row.candidates)
         _, fastest = min(((c.ms[1], c) for c in row.candidates if c.ms), key=lambda pair: pair[0])
         assert winner(row) in (fastest.name, row.preferred) and (row.winner is fastest or fastest.ties)
@@ -260,7 +260,7 @@ def matmul(a, b):
 
 @pytest.fixture
 def unmeasured(monkeypatch):
-    monkeypatch.setattr(tune_module, "measure", lambda call, most, clock: trial.Trial(call.problem, skipped="not now"))
+    monkeypatch.setattr(tune_module, "measure", lambda call, most, clock, tolerance: trial.Trial(call.problem, skipped="not now"))
 
 
 def test_products_of_a_function_and_its_gradient(unmeasured, path):

@@ -5,7 +5,7 @@ With zeros of the dilations and strides between the elements of x, w and y,
     y[b] = Σ_u w[u] x[b + u],        so  ŷ = x̂ · conj ŵ        and  ŵ = x̂ · conj ŷ
 
 for the spectra of circular transforms with at least as many points as x has: what wraps around is not read.  dgrad is fprop of y by the
-reversed filter (`Window.transposed`).  The products are those of all other labels, for each frequency.
+reversed filter (`Window.transposed`), so x̂ = ŷ · ŵ.  The products are those of all other labels, for each frequency.
 
 The loop over *steps* bounds the memory.  A step has a part of the groups, of the images, and, where the filter is much shorter than the
 result, a block of the outputs along one axis: neighbouring blocks read overlapping inputs (overlap-save).  The spectrum of the filter stays
@@ -36,7 +36,7 @@ from jaxext.ops.conv.xla_plan import Conv
 from jaxext.ops.conv.xla_views import divisor, moveaxis, pair, repeat, zeros
 
 MOST_AXES = 3  # of lax.fft
-IN_THE_NORM = "its error is in proportion to the norm of the result, and an infinity spreads: it is taken only if it is named, or tuned"
+IN_THE_NORM = "only by name, or tuned under a tolerance: its error is in the norm of the result, and an infinity spreads"
 # The spectra of a step have so many bytes, if that is possible.
 STEP_BYTES, STEP_BYTES_ELSEWHERE = 32 << 20, 1 << 30
 # Nanoseconds on one core of a CPU: of a point of a transform and each bit of their number, of a product of complex numbers.
@@ -197,19 +197,20 @@ def _fprop(conv: Conv, config: Steps, x: jax.Array, w: jax.Array) -> jax.Array:
     def of_groups(i, y):
         b, g = _first_groups(conv, groups, i)
         part = _part(w, {0: (b, groups[0]), 1: (g, groups[1])})  # (b, g, K, *filter, C), or with C and K exchanged
-        if conv.dgrad:
-            part = moveaxis(lax.rev(part, tuple(range(3, 3 + window.rank))), (-1, 2), (2, 3))
-        else:
-            part = moveaxis(part, -1, 3)
-        filters = _reversed_spectrum(conv, lengths, part, [(0, d) for d in window.filter_dilation])
+        part = moveaxis(part, (-1, 2), (2, 3)) if conv.dgrad else moveaxis(part, -1, 3)
+        spectrum = _spectrum if conv.dgrad else _reversed_spectrum
+        filters = spectrum(conv, lengths, part, [(0, d) for d in window.filter_dilation])
 
         def of_block(j, y):
             n, p = _first_outputs(conv, config, blocks, j)
             inputs = _inputs(conv, config, lengths, x, b, n, g, p)
             outputs = _inverse(conv, lengths, _sum_of_products(conv, inputs[:, :, :, None], filters[:, None], 4))
             sizes = [config.outputs if i == config.axis else o for i, o in enumerate(window.output)]
-            ends = [dilate(o, s) for o, s in zip(sizes, window.stride, strict=True)]
-            outputs = lax.slice(outputs, (0,) * outputs.ndim, (*outputs.shape[:4], *ends), (1,) * 4 + window.stride)
+            first = [
+                taps - 1 if conv.dgrad else 0 for taps in _taps(window)
+            ]  # the results of a correlation lie behind those of a convolution
+            ends = [at + dilate(o, s) for at, o, s in zip(first, sizes, window.stride, strict=True)]
+            outputs = lax.slice(outputs, (*[0] * 4, *first), (*outputs.shape[:4], *ends), (1,) * 4 + window.stride)
             outputs = moveaxis(outputs, space, range(2, 2 + window.rank)).astype(y.dtype)
             starts = [b, n, *[p if i == config.axis else np.int32(0) for i in range(window.rank)], g, np.int32(0)]
             return lax.dynamic_update_slice(y, outputs, starts, allow_negative_indices=False)

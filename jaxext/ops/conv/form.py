@@ -178,6 +178,7 @@ def _channels_last_sharding(sharding, dimension_numbers, feature_group_count, ba
     return NamedSharding(sharding.mesh, P(*batch_groups, spec[n], *(spec[s] for s in spatial), *feature_groups, *channels))
 
 
+KERNELS = CudaConv(), TritonConv()
 FAMILY = declare(
     Family(
         "conv",
@@ -188,8 +189,7 @@ FAMILY = declare(
         axis_names={"w": {"K": "O", "C": "I"}, "y": {"K": "C"}},
         groups="GB",
     ),
-    CudaConv(),
-    TritonConv(),
+    *KERNELS,
     FftConv(),
     XlaConv(),
 )

@@ -16,7 +16,7 @@ from jaxext.core.operation import Operation
 from jaxext.core.static import Static
 from jaxext.lax.dispatch import dot_general_params, sharding_in_types
 from jaxext.ops.conv.form import FAMILY as CONV
-from jaxext.ops.conv.form import conv_form
+from jaxext.ops.conv.form import KERNELS, conv_form
 from jaxext.ops.matmul.form import MATMUL
 
 # The kernels are those of the products, without their definitions.
@@ -33,7 +33,7 @@ CONV_BIAS_ACT = declare(
         axis_names={**CONV.axis_names, "residual": CONV.axis_names["y"], epilogue.PREACTIVATION: CONV.axis_names["y"]},
         groups=CONV.groups,
     ),
-    *CONV.implementations[:-1],
+    *KERNELS,
     Composition(),
 )
 

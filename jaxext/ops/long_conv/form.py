@@ -17,7 +17,7 @@ from jaxext.core.form import Form, define
 from jaxext.core.implementation import Plan
 from jaxext.core.static import Static
 from jaxext.core.window import Window
-from jaxext.lax.dispatch import conv_precision
+from jaxext.lax.dispatch import compiled, conv_precision
 from jaxext.ops.conv.fft import FftConv, FftPlan, run_ms
 from jaxext.ops.conv.form import conv_form
 from jaxext.ops.conv.xla import XlaConv, XlaConvPlan
@@ -84,6 +84,11 @@ def summed(padding: tuple[int, int], dtype: np.dtype, x: jax.Array, w: jax.Array
         implementation=implementation,
     )
     return LONG_CONV.bind("y", {"x": x, "w": w}, static)
+
+
+def program(name: str, padding: tuple[int, int], dtype: np.dtype, x: jax.Array, w: jax.Array, *, precision, implementation) -> jax.Array:
+    """The same as a jitted program of this name, of the implementation that the caller or the context names."""
+    return compiled(summed, (padding, dtype), FAMILY, implementation, (x, w), {"precision": precision}, name=name)
 
 
 def combined(y: jax.Array, operands: Mapping[str, jax.Array]) -> jax.Array:
