@@ -105,7 +105,7 @@ def test_memory_is_that_of_a_step(monkeypatch):
 
 
 def test_spectra_of_one_step_are_shared():
-    """A result and its gradients transform x, w and the cotangent once each, and back: six FFTs, not nine.  `jax.checkpoint` repeats some."""
+    """A result and its gradients transform x, w and the cotangent once each, and back: six FFTs; `jax.checkpoint` repeats some."""
 
     def transforms(f):
         fun = lambda x, w: jax.value_and_grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1))(x, w)
