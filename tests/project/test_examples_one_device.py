@@ -10,6 +10,7 @@ import fp8_training
 import jax
 import jax.numpy as jnp
 import linear_layer
+import long_convolution
 import mamba
 import muon
 import numpy as np
@@ -188,6 +189,43 @@ def test_mamba_notices_a_step_that_is_not_the_sequence_s(capsys, tmp_path, monke
     monkeypatch.setattr(jaxext, "causal_conv1d_update", forgetful)
     assert mamba.main(["--epochs", "1", "--plot", str(tmp_path / "plot.png")]) == 1
     assert "Step by step the same scores: False" in capsys.readouterr().out
+
+
+def test_a_hyena_block_recalls_by_its_long_convolution(capsys):
+    (named,) = long_convolution.train(50, 128, (128,))
+    losses = [numbers(line)[1] for line in re.findall(r"^ +\d+ .*$", capsys.readouterr().out, re.MULTILINE)]
+    assert len(losses) == 3 and losses[0] > 2 and losses[-1] < 0.7
+    assert named > 0.7  # one of 8 is chance
+    batch = long_convolution.sequences(np.random.default_rng(0), 2, 128)
+    rows = products(jax.grad(long_convolution.loss_of), long_convolution.init(), *batch)
+    assert {("long_conv_fprop", 1), ("long_conv_dgrad", 1), ("long_conv_wgrad", 1), ("causal_conv1d", 1)} <= {*rows}
+
+
+def test_the_sequences_that_the_hyena_block_reads():
+    tokens, labels = long_convolution.sequences(np.random.default_rng(0), 50, 128)
+    pairs, keys = long_convolution.PAIRS, long_convolution.KEYS
+    for row, values in zip(tokens, labels, strict=True):
+        (heard,) = np.nonzero(row[:-pairs] >= 0)
+        said = dict(row[heard].reshape(-1, 2))
+        assert len(said) == pairs and heard.max() < 32 and {*said} <= {*range(keys)}
+        assert [said[key] - keys for key in row[-pairs:]] == [*values]
+
+
+@pytest.mark.slow
+def test_long_convolution(capsys):
+    out = said(capsys, long_convolution, "--steps", "100", "--length", "128")
+    assert out.count(": True") == 3 and len(re.findall(r" taps +[\d.]+ ms +[\d.]+ MiB +[\d.]+ ms +[\d.]+ MiB$", out, re.MULTILINE)) == 4
+
+
+@pytest.mark.slow
+def test_long_convolution_notices_filters_that_are_cut(capsys, monkeypatch):
+    whole = jaxext.long_conv
+    monkeypatch.setattr(jaxext, "long_conv", lambda x, w, **keywords: whole(x, w[:16], **keywords))
+    jax.clear_caches()  # `update` may be compiled already
+    assert long_convolution.main(["--steps", "100", "--length", "128"]) == 1
+    out = capsys.readouterr().out
+    assert "same results" in out and out.count(": False") == 2  # the short filters guess as before
+    jax.clear_caches()
 
 
 @pytest.mark.slow
