@@ -1,7 +1,6 @@
-"""A convolution of three axes or more as a sum of convolutions without the first axis, whose slices are their images.
+"""A convolution of three axes or more as convolutions without the first one, whose slices are their images.
 
-XLA's CPU backend has fast convolutions of two axes, but slow ones of three, which a loop does not have at all.  No zeros of the first axis
-are multiplied unless its taps are channels.
+XLA's CPU backend is fast at convolutions of two axes and slow at those of three.
 """
 
 from __future__ import annotations

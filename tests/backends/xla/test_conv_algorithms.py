@@ -328,12 +328,12 @@ over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "win
 @pytest.mark.sampled(
     20,
     "lax-y-sizes41-window41-False",
-    "shifts-y-sizes71",
-    "shifts-y-sizes74",
-    "loop-w-sizes89-window89-False",
+    "shifts-y-sizes79",
+    "shifts-y-sizes82",
+    "loop-w-sizes97-window97-False",
     "rows-w-sizes19-window19-False",
     "folded-w-sizes47-window47-False",
-    "lax-y-sizes106-window106-False",
+    "lax-y-sizes114-window114-False",
 )
 @over(PLANS)
 def test_each_algorithm_is_exact(name, open, sizes, window, partitioned):
