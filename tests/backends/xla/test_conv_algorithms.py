@@ -328,6 +328,7 @@ over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "win
 @pytest.mark.sampled(
     20,
     "lax-y-sizes41-window41-False",
+    "slices-y-sizes63-window63-False",
     "shifts-y-sizes79",
     "shifts-y-sizes82",
     "loop-w-sizes97-window97-False",
@@ -431,6 +432,7 @@ LARGE = window((56, 56), (3, 3), padding=((1, 1),) * 2)
 LONG = window((100_000,), (128,), padding=((63, 64),))
 SPACE = window((8, 8, 8), (4, 4, 4), input_dilation=(2, 2, 2), padding=((2, 2),) * 3)
 VIDEO = window((8, 56, 56), (3, 3, 3), padding=((1, 1),) * 3)
+TRANSPOSED_VIDEO = window((8, 32, 32), (3, 3, 3), padding=((2, 2),) * 3, input_dilation=(2, 2, 2))
 DILATED = window((40, 40), (3, 3), input_dilation=(2, 2), padding=((1, 1),) * 2)
 CHOICES = [
     *(("lax", open, labels(N=8, C=64, K=64), IMAGE) for open in "yxw"),
@@ -446,6 +448,7 @@ CHOICES = [
     ("dots", "w", labels(N=32, C=64, K=64), window((28, 28), (1, 1))),
     ("dots", "x", labels(N=512, C=256, K=256), window((), ())),
     ("phases", "y", labels(N=8, C=32, K=16), SPACE),
+    ("phases", "y", labels(N=1, C=32, K=16), TRANSPOSED_VIDEO),  # whose parts as slices would take too much memory
     ("slices", "y", labels(N=1, C=3, K=64), VIDEO),
     ("slices", "w", labels(N=1, C=3, K=64), VIDEO),
     ("shifts", "y", labels(N=1, G=64), VIDEO),
