@@ -328,7 +328,7 @@ over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "win
 @pytest.mark.sampled(
     20,
     "lax-y-sizes41-window41-False",
-    "slices-y-sizes63-window63-False",
+    "slices-y-sizes64-window64-False",
     "shifts-y-sizes79",
     "shifts-y-sizes82",
     "loop-w-sizes97-window97-False",
