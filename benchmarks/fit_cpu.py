@@ -93,7 +93,7 @@ def _conv(geometry: str) -> Conv:
 
 def _works(conv: Conv) -> dict[str, Work]:
     """The work of each algorithm that is no sum of others."""
-    found = {algorithm.name: algorithm.work(conv) for algorithm in xla.ALGORITHMS if algorithm not in (xla.Phases, xla.Folded)}
+    found = {algorithm.name: algorithm.work(conv) for algorithm in xla.ALGORITHMS if algorithm not in (xla.Phases, xla.Folded, xla.Slices)}
     return {name: work for name, work in found.items() if work is not None}
 
 

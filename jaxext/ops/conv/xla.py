@@ -5,6 +5,7 @@ lax        lax's own convolution
 padded     the same of images that are padded before, where XLA would exchange them with a filter that is larger
 phases     residues of the outputs as channels of few convolutions: for input dilation
 folded     the same for wgrad; else phases, a convolution for each
+slices     convolutions of the slices of the first of three axes, whose taps are channels or convolutions of their own
 shifts     shifted inputs times weights, elementwise: for fprop
 rows       a loop over output rows: for wgrad
 loop       one dense convolution per b and g, in a loop: for groups, batched filters, per-example gradients
@@ -30,6 +31,7 @@ from jaxext.ops.conv.xla_elementwise import FEW_ON_GPU, FOLDED_ON_GPU, Rows, Shi
 from jaxext.ops.conv.xla_lax import Lax, Loop, Padded, cropped, reverses
 from jaxext.ops.conv.xla_phases import MOST_PHASES, Folded, Phases
 from jaxext.ops.conv.xla_plan import Conv, ConvPlan, cost
+from jaxext.ops.conv.xla_slices import Slices
 from jaxext.ops.conv.xla_views import moveaxis, zeros
 
 GPUS = ("cuda", "rocm")
@@ -127,7 +129,7 @@ class Zeros(ConvPlan):
         return zeros(self.conv.shape, self.conv.result, a, b)
 
 
-ALGORITHMS: Sequence[type[ConvPlan]] = (Lax, Padded, Phases, Folded, Shifts, Rows, Loop, Dots)
+ALGORITHMS: Sequence[type[ConvPlan]] = (Lax, Padded, Phases, Folded, Slices, Shifts, Rows, Loop, Dots)
 WHOLE = (Lax, Padded, Phases, Folded)  # those without products of groups, which XLA may still partition
 
 
@@ -167,20 +169,27 @@ def _only(conv: Conv) -> type[ConvPlan] | None:
 
 
 def _planned(algorithm: type[ConvPlan], conv: Conv) -> ConvPlan | None:
-    """The plan by an algorithm, or None.  Its parts are the fastest, or those that build fastest if the others take too long."""
+    """The plan by an algorithm, or None.  Its parts are the fastest, or those that build fastest if the others take too long or too much
+    memory."""
     work = algorithm.work(conv)
     if work is None:
         return None
     choices = [plans(part) for part in algorithm.split(conv)]
     parts = [found[0] for found in choices]
-    if cost(work, parts).build_ms > MOST_BUILD_MS:
+    of_parts, most = cost(work, parts), MOST_BYTES_IF_FAST * (_arrays(conv) + Lax.work(conv).bytes)
+    if of_parts.build_ms > MOST_BUILD_MS or _arrays(conv) + of_parts.bytes > most:
         parts = [min(found, key=lambda plan: plan.cost.build_ms if plan.cost else 0.0) for found in choices]
     return algorithm(conv, tuple(parts), cost(work, parts))
 
 
+def _arrays(conv: Conv) -> int:
+    """The bytes of the operands and the result."""
+    return conv.dtype.itemsize * (conv.x + conv.w + conv.y)
+
+
 def _by_cost(conv: Conv, found: Sequence[ConvPlan]) -> list[ConvPlan]:
     """The least expected cost first; what takes too much more memory than lax, or too much longer to compile, last."""
-    lax, arrays = found[0].cost, conv.dtype.itemsize * (conv.x + conv.w + conv.y)
+    lax, arrays = found[0].cost, _arrays(conv)
     of_lax = IN_LOOPS if conv.open == "w" and conv.G > 1 else 1
     assert lax is not None
 

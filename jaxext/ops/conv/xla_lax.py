@@ -170,7 +170,8 @@ def _work_of_fprop(conv):
     if groups == 1 and exchanges("y", window) and math.prod(window.input) > 1:
         return Work(generic=conv.products / dilation) if dilation > 1 else work_of_xla(conv)
     batched = window.rank == 3 and uses_batch_groups(conv.B, conv.G, K, window, "cpu")
-    if not _eigen_has(conv) or window.rank == 3 and groups > 1 and not batched or dilation > 1 and (window.rank == 3 or not plain):
+    slow = window.rank == 3 and (groups > 1 or max(window.filter_dilation) > 1) and not batched
+    if not _eigen_has(conv) or slow or dilation > 1 and (window.rank == 3 or not plain):
         return work_of_xla(conv)
     if batched:
         return dataclasses.replace(_work_of_eigen(3, 1, groups * N, conv.outputs, conv.taps, C, groups * K, 1), runs_in_space=0)

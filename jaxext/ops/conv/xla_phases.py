@@ -57,10 +57,10 @@ class Phases(ConvPlan):
         for part, (outputs, taps, sub) in zip(self.parts, window.phases, strict=True):
             if conv.open == "y":
                 y = _computed(part, sub, a, b[(slice(None),) * 3 + _slices(taps)], conv.sums)
-                placed = _place(y, outputs, window.output, 2)
+                placed = place(y, outputs, window.output, 2)
             else:
                 w = _computed(part, sub, a, b[(slice(None),) * 2 + _slices(outputs)], conv.sums)
-                placed = _place(w, taps, window.filter, 3)
+                placed = place(w, taps, window.filter, 3)
             total = views.add(total, placed)
         return total
 
@@ -79,7 +79,7 @@ def _computed(part: ConvPlan, window: Window, a, b, dtype):
     return part.run(a, b).astype(dtype)
 
 
-def _place(part, ranges, sizes, lead):
+def place(part, ranges, sizes, lead):
     """Put the elements of a part at `ranges` of axes with these sizes, which come after `lead` others.  The rest is zeros."""
     config = [(0, 0, 0)] * part.ndim
     config[lead : lead + len(ranges)] = [(r[0], n - 1 - r[-1], r.step - 1) for r, n in zip(ranges, sizes, strict=True)]

@@ -211,6 +211,7 @@ RESIDUES = window((6, 6, 6), (8, 8, 8), input_dilation=(4, 4, 4), padding=((4, 4
 SOLID = window(
     (4, 5, 4), (3, 2, 2), input_dilation=(2, 1, 2), stride=(1, 2, 1), padding=((1, 2), (2, 1), (1, 0)), filter_dilation=(1, 2, 1)
 )
+CUBE = window((4, 5, 4), (3, 2, 3), padding=((1, 1), (1, 0), (1, 1)))
 # The algorithm, the role, the problem, and whether XLA may split it: not if nothing is said.
 PLANS = [
     *(("rows", "w", labels(G=16, **more), line) for line in LINES.values() for more in ({"N": 3}, {"B": 2})),
@@ -252,6 +253,14 @@ PLANS = [
     ("folded", "w", labels(G=16), window((9,), (8,), input_dilation=(4,), padding=((3, 6),))),
     ("folded", "w", labels(C=4, K=3), window((7,), (15,), input_dilation=(8,), padding=((7, 7),))),  # one residue is longer
     ("folded", "w", labels(C=2, K=3), window((6, 6), (8, 8), input_dilation=(4, 4), padding=((5, 6), (5, 6)))),  # larger than the input
+    ("slices", "y", labels(C=3, K=4), CUBE),  # the taps of the first axis are channels
+    ("slices", "x", labels(C=3, K=4), CUBE),
+    ("slices", "w", labels(C=3, K=4), CUBE),
+    ("slices", "w", labels(N=1, G=2, C=2, K=3), CUBE),  # a convolution for each tap, and each of the others
+    ("slices", "y", labels(B=2, C=25, K=3), window((5, 4, 4), (3, 2, 2), stride=(2, 1, 2), padding=((3, 2), (1, 0), (0, 1)))),
+    ("slices", "y", labels(C=25, K=2), window((4, 3, 3), (4, 2, 1), filter_dilation=(2, 1, 1), padding=((4, 3), (0, 0), (0, 0)))),
+    ("slices", "y", labels(C=49, K=2), window((1, 3, 3), (3, 2, 2), padding=((1, 1), (0, 0), (0, 0)))),  # two taps meet nothing
+    ("slices", "y", labels(C=2), window((3, 2, 3, 3), (2, 2, 1, 2), stride=(1, 2, 1, 1), padding=((0, 1), (1, 0), (0, 0), (0, 0)))),
     ("padded", "y", labels(C=3, K=2), window((4, 3), (5, 4), padding=((2, 2), (2, 1)))),
     ("padded", "w", labels(C=3, K=2), window((4, 3), (2, 2), stride=(1, 2), padding=((1, 1), (1, 2)))),
     ("shifts", "y", labels(G=5), SAME),
@@ -319,12 +328,13 @@ over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "win
 @pytest.mark.sampled(
     20,
     "lax-y-sizes41-window41-False",
-    "shifts-y-sizes71",
-    "shifts-y-sizes74",
-    "loop-w-sizes89-window89-False",
+    "slices-y-sizes64-window64-False",
+    "shifts-y-sizes79",
+    "shifts-y-sizes82",
+    "loop-w-sizes97-window97-False",
     "rows-w-sizes19-window19-False",
     "folded-w-sizes47-window47-False",
-    "lax-y-sizes106-window106-False",
+    "lax-y-sizes114-window114-False",
 )
 @over(PLANS)
 def test_each_algorithm_is_exact(name, open, sizes, window, partitioned):
@@ -421,6 +431,8 @@ IMAGE = window((28, 28), (3, 3), padding=((1, 1),) * 2)
 LARGE = window((56, 56), (3, 3), padding=((1, 1),) * 2)
 LONG = window((100_000,), (128,), padding=((63, 64),))
 SPACE = window((8, 8, 8), (4, 4, 4), input_dilation=(2, 2, 2), padding=((2, 2),) * 3)
+VIDEO = window((8, 56, 56), (3, 3, 3), padding=((1, 1),) * 3)
+TRANSPOSED_VIDEO = window((8, 32, 32), (3, 3, 3), padding=((2, 2),) * 3, input_dilation=(2, 2, 2))
 DILATED = window((40, 40), (3, 3), input_dilation=(2, 2), padding=((1, 1),) * 2)
 CHOICES = [
     *(("lax", open, labels(N=8, C=64, K=64), IMAGE) for open in "yxw"),
@@ -436,6 +448,11 @@ CHOICES = [
     ("dots", "w", labels(N=32, C=64, K=64), window((28, 28), (1, 1))),
     ("dots", "x", labels(N=512, C=256, K=256), window((), ())),
     ("phases", "y", labels(N=8, C=32, K=16), SPACE),
+    ("phases", "y", labels(N=1, C=32, K=16), TRANSPOSED_VIDEO),  # whose parts as slices would take too much memory
+    ("slices", "y", labels(N=1, C=3, K=64), VIDEO),
+    ("slices", "w", labels(N=1, C=3, K=64), VIDEO),
+    ("shifts", "y", labels(N=1, G=64), VIDEO),
+    ("dots", "w", labels(N=1, C=64, K=64), VIDEO),
     ("folded", "w", labels(N=8, C=32, K=16), SPACE),
     *(("phases", "y", labels(C=8, K=64), DILATED, dtype) for dtype in ("float64", "complex64")),  # lax's is fast for 32 bits at most
 ]
@@ -654,6 +671,7 @@ GROUPS = {
 }
 LINE, ROWS = (labels(G=16), window((40,), (3,), padding=((1, 1),))), (labels(G=16), window((6, 5), (3, 3), padding=((1, 1),) * 2))
 FOLDED = labels(N=1, C=2, K=3), window((5,), (15,), input_dilation=(8,), padding=((7, 7),))  # zeros fill up the last period of y
+SLICES = window((5, 4, 4), (3, 2, 2), stride=(2, 1, 1), padding=((3, 2), (0, 0), (0, 0)))  # output 1 does not meet tap 0
 CORNER = np.s_[0, 0, 0, 0, 0, 0]
 # The algorithm (None: that of a long run), the open slot, the one with the infinity, sizes, window, and where it is.
 INFINITE = {
@@ -662,11 +680,12 @@ INFINITE = {
     "beside the image, one tap": (None, "w", "y", labels(N=2, G=2, C=9, K=15), window((6, 5), (1, 1), padding=((1, 1),) * 2), CORNER),
     **{f"beside a line, {row}": ("rows", "w", "y", *LINE, np.s_[:, :, row]) for row in (0, -1)},
     **{f"beside rows, {row}": ("rows", "w", "y", *ROWS, np.s_[:, :, row]) for row in (0, -1)},
+    "beside the slices": ("slices", "w", "y", labels(N=1, G=2, C=2, K=3), SLICES, np.s_[:, :, 1, 2, 2]),
     **{f"folded, {i}": ("folded", "w", "x", *FOLDED, np.s_[0, 0, i, 0, 0]) for i in range(5)},
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(10, "slices")
 @pytest.mark.parametrize("name", INFINITE)
 @pytest.mark.usefixtures("long_run")
 def test_an_infinity_reaches_what_meets_it(name):
