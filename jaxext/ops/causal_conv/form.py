@@ -198,12 +198,20 @@ def convolution(name: str, arrays: Mapping[str, Any], *, return_state, precision
 
 def _convolution(geometry: Geometry, return_state: bool, x, w, state=None, *, precision, implementation):
     steps = geometry.steps
-    if state is None:
-        seen = lax.pad(x, np.zeros((), x.dtype), [(steps if axis == 1 else 0, 0, 0) for axis in range(x.ndim)])
-    else:
-        seen = jnp.concatenate([state.astype(x.dtype), x], 1)
+    seen = after(state, x, steps)
     y = geometry.convolved(seen, w, precision=precision, implementation=implementation)
-    return (y, lax.slice_in_dim(seen, seen.shape[1] - steps, seen.shape[1], axis=1)) if return_state else y
+    if not return_state:
+        return y
+    if isinstance(x.shape[1], int) and (left := steps - x.shape[1]) > 0:  # a concatenation is faster than a slice of one
+        return y, after(None if state is None else lax.slice_in_dim(state, steps - left, steps, axis=1), x, left)
+    return y, lax.slice_in_dim(seen, seen.shape[1] - steps, seen.shape[1], axis=1)
+
+
+def after(state: jax.Array | None, x: jax.Array, steps: int) -> jax.Array:
+    """Return x with a state of so many steps before it, or zeros."""
+    if state is None:
+        return lax.pad(x, np.zeros((), x.dtype), [(steps if axis == 1 else 0, 0, 0) for axis in range(x.ndim)])
+    return jnp.concatenate([state.astype(x.dtype), x], 1)
 
 
 for _rank in (1, 2, 3):

@@ -1,8 +1,7 @@
 """Causal convolutions block of frames after block, in a loop, so that the bits of a frame do not depend on how many frames there are.
 
-The body of the loop is the same program in each call.  It convolves the steps that a few frames read, with the taps of time as channels:
-of video a convolution along two axes, of audio a matrix product.  XLA's CPU backend has fast code for these, also in a loop, where its own
-convolution along three axes is slow.
+The body of the loop is the same program in each call: it convolves the steps that the frames of a block read.  Of a video these are the
+channels of a convolution along two axes: XLA's CPU backend is slow at three.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from jaxext.core.static import Static
 from jaxext.core.window import Window
 from jaxext.ops.conv.form import conv_form
 from jaxext.ops.conv.xla import XlaConv, XlaConvPlan
-from jaxext.ops.conv.xla_views import moveaxis, zeros
+from jaxext.ops.conv.xla_views import moveaxis, outputs_first, outputs_last, zeros
 
-# A block has at least so many positions of the result: a matrix product of fewer rows takes as long.
+# A block has at least so many positions of the result: a convolution of fewer takes as long.
 POSITIONS = 16
 
 
@@ -45,6 +44,8 @@ class FramesPlan(Plan):
 
     Attributes:
       frames: the number of frames in a block, which depends on the size of one, and not on how many there are.
+      read: the steps that a block reads.
+      folded: whether the taps of time are channels of a block.
       block: the plan of the convolution of a block.
     """
 
@@ -52,50 +53,63 @@ class FramesPlan(Plan):
         super().__init__(implementation, call)
         window, sizes = call.window, call.sizes
         assert window is not None and window.padding[0] == (0, 0) and window.input_dilation[0] == 1
-        space = {field.name: getattr(window, field.name)[1:] for field in dataclasses.fields(Window)}
-        self.taps, self.stride, self.dilation = window.filter[0], window.stride[0], window.filter_dilation[0]
+        self.window, taps = window, window.filter[0]
         B, N, G, C, K = (sizes[label] for label in "BNGCK")
         self.frames = math.ceil(POSITIONS / (B * N * math.prod(window.output[1:])))
-        form = conv_form(window.rank - 1)
-        static = Static(ranks=(1,) * len(form.free), dtypes=(call.dtype,), window=Window(**space), precision=call.precision)
-        shapes = (B, N * self.frames, *space["input"], G, self.taps * C), (B, G, K, *space["filter"], self.taps * C)
+        self.read = (self.frames - 1) * window.stride[0] + (taps - 1) * window.filter_dilation[0] + 1
+        self.folded = window.rank == 3
+        if self.folded:
+            window = Window(**{field.name: getattr(window, field.name)[1:] for field in dataclasses.fields(Window)})
+            N, C = N * self.frames, C * taps
+        else:
+            window = dataclasses.replace(window, input=(self.read, *window.input[1:]))
+        form = conv_form(window.rank)
+        static = Static(ranks=(1,) * len(form.free), dtypes=(call.dtype,), window=window, precision=call.precision)
+        shapes = (B, N, *window.input, G, C), (B, G, K, *window.filter, C)
         operands = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, call.dtypes.values(), strict=True)]
-        how = dict(platform=call.platform, arch=call.arch, partitioner=call.partitioner)
-        self.block = XlaConvPlan(implementation, dataclasses.replace(form.call("y", operands, static=static, **how), in_loop=True))
+        block = form.call("y", operands, static=static, platform=call.platform, arch=call.arch, partitioner=call.partitioner)
+        self.block = XlaConvPlan(implementation, dataclasses.replace(block, in_loop=True))
 
     @functools.cached_property
     def configs(self) -> Sequence[Algorithm]:
-        return [self.block.configs[0]]
+        return self.block.configs[:1]  # the bits would depend on another choice
 
     def describe(self, config: Algorithm) -> str:
-        return f"blocks of {self.frames} by {self.block.describe(config)}"
+        return f"{self.frames} by {self.frames}, {self.block.describe(config)}"
 
     def run(self, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
-        flat = self.call.flatten(operands)
-        x, w = flat["x"], flat["w"]
-        w = moveaxis(w, 3, -2)  # (B, G, K, *filter, taps, C)
-        w = w.reshape((*w.shape[:-2], -1))
-        steps = self.call.window.output[0]
-        blocks, advance = -(-steps // self.frames), self.frames * self.stride
-        read = (self.frames - 1) * self.stride + (self.taps - 1) * self.dilation + 1
-        # One step more, since XLA would take a slice of all steps out of the loop, and compute it by other code.
-        missing = max(0, (blocks - 1) * advance + read + (blocks == 1) - x.shape[2])
+        call, frames = self.call, self.frames
+        x, w = call.flatten(operands).values()
+        B, N, G, K = (call.sizes[label] for label in "BNGK")
+        if self.folded:
+            w = moveaxis(w, 3, -2)
+            w = w.reshape((*w.shape[:-2], -1))
+        w = outputs_last(w)  # once, and not in each block
+        steps, *space = self.window.output
+        blocks, advance = -(-steps // frames), frames * self.window.stride[0]
+        x = x.reshape((*x.shape[:-2], -1))
+        missing = max(0, (blocks - 1) * advance + self.read - x.shape[2])
         x = lax.pad(x, np.zeros((), x.dtype), [(0, missing if axis == 2 else 0, 0) for axis in range(x.ndim)])
-        count = lax.optimization_barrier(np.int32(blocks))  # so XLA makes the same loop for all numbers
+        count = lax.optimization_barrier(np.int32(blocks))  # so that XLA makes the same loop for all numbers
 
         def step(i, y):
-            return lax.dynamic_update_slice_in_dim(y, self._frames(config, lax.dynamic_slice_in_dim(x, i * advance, read, 2), w), i * self.frames, 2)
+            # The barriers keep what is between them apart from the size of x and y, and in the loop.
+            block, _ = lax.optimization_barrier((lax.dynamic_slice_in_dim(x, i * advance, self.read, 2), i))
+            done = lax.optimization_barrier(self._convolved(config, block, w))
+            return lax.dynamic_update_slice_in_dim(y, done, i * frames, 2)
 
-        *shape, = (self.call.sizes[label] for label in self.call.labels["y"])
-        shape[2] = blocks * self.frames
-        y = lax.fori_loop(np.int32(0), count, step, zeros(shape, self.call.dtype, x, w))
-        return lax.slice_in_dim(y, 0, steps, axis=2).reshape(self.call.shape)
+        y = lax.fori_loop(np.int32(0), count, step, zeros((B, N, blocks * frames, *space, G * K), call.dtype, x, w))
+        return lax.slice_in_dim(y, 0, steps, axis=2).reshape(call.shape)
 
-    def _frames(self, config: Algorithm, x: jax.Array, w: jax.Array) -> jax.Array:
-        """A block of frames, from the steps that they read."""
-        last = (self.frames - 1) * self.stride + 1
-        taps = [lax.slice_in_dim(x, r * self.dilation, r * self.dilation + last, self.stride, 2) for r in range(self.taps)]
-        x = lax.concatenate(taps, x.ndim - 1)
-        x = x.reshape((x.shape[0], -1, *x.shape[3:]))
-        y = self.block.run(config, {"x": x, "w": w})
-        return y.reshape((y.shape[0], -1, self.frames, *y.shape[2:]))
+    def _convolved(self, config: Algorithm, x: jax.Array, w: jax.Array) -> jax.Array:
+        """The frames of a block: (B, N, read, *space, G·C) -> (B, N, frames, *space, G·K)"""
+        G, frames = self.call.sizes["G"], self.frames
+        x = x.reshape((*x.shape[:-1], G, -1))
+        if self.folded:
+            stride, dilation = self.window.stride[0], self.window.filter_dilation[0]
+            starts = range(0, self.window.filter[0] * dilation, dilation)
+            x = lax.concatenate([lax.slice_in_dim(x, r, r + (frames - 1) * stride + 1, stride, 2) for r in starts], x.ndim - 1)
+            x = x.reshape((x.shape[0], -1, *x.shape[3:]))
+        y = self.block.run(config, {"x": x, "w": outputs_first(w, G)})
+        y = y.reshape((*y.shape[:-2], -1))
+        return y.reshape((y.shape[0], -1, frames, *y.shape[2:])) if self.folded else y
