@@ -196,19 +196,21 @@ def convolution(name: str, arrays: Mapping[str, Any], *, return_state, precision
     return compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {"precision": precision}, name=name)
 
 
+def convolved(name: str, geometry: Geometry, x: jax.Array, w: jax.Array, *, precision, implementation) -> jax.Array:
+    """`Geometry.convolved`, as a call of an operation."""
+    return compiled(Geometry.convolved, (geometry,), FAMILY, implementation, (x, w), {"precision": precision}, name=name)
+
+
 def _convolution(geometry: Geometry, return_state: bool, x, w, state=None, *, precision, implementation):
-    steps = geometry.steps
-    seen = after(state, x, steps)
+    seen = after(state, x, geometry.steps)
+    # The new state is a part of an array that is made in any case.  Made of the old one, it would be a copy of it inside `lax.scan`.
+    seen = lax.optimization_barrier(seen) if return_state else seen
     y = geometry.convolved(seen, w, precision=precision, implementation=implementation)
-    if not return_state:
-        return y
-    if isinstance(x.shape[1], int) and (left := steps - x.shape[1]) > 0:  # a concatenation is faster than a slice of one
-        return y, after(None if state is None else lax.slice_in_dim(state, steps - left, steps, axis=1), x, left)
-    return y, lax.slice_in_dim(seen, seen.shape[1] - steps, seen.shape[1], axis=1)
+    return (y, lax.slice_in_dim(seen, seen.shape[1] - geometry.steps, seen.shape[1], axis=1)) if return_state else y
 
 
 def after(state: jax.Array | None, x: jax.Array, steps: int) -> jax.Array:
-    """Return x with a state of so many steps before it, or zeros."""
+    """Return x with the state before it, of so many steps, or zeros."""
     if state is None:
         return lax.pad(x, np.zeros((), x.dtype), [(steps if axis == 1 else 0, 0, 0) for axis in range(x.ndim)])
     return jnp.concatenate([state.astype(x.dtype), x], 1)
