@@ -12,17 +12,17 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 
-TIME = P(None, "t")
+TIME, WHOLE = P(None, "t"), P()
 
 
 def some(*shapes):
     return [random(shape, np.float32, seed) for seed, shape in enumerate(shapes)]
 
 
-def split(names, *, sizes=(8,), spec=TIME, states=P(), **said):
+def split(names, *, sizes=(8,), spec=TIME, states=WHOLE, **said):
     mesh = jax.make_mesh(sizes, ("t", "h")[: len(sizes)], axis_types=(AxisType.Auto,) * len(sizes))
     ours = functools.partial(jaxext.parallel.halo_causal_conv, axis_names=names, **said)
-    return jax.jit(jax.shard_map(lambda x, w, state: ours(x, w, state=state), mesh=mesh, in_specs=(spec, P(), states), out_specs=spec))
+    return jax.jit(jax.shard_map(lambda x, w, state: ours(x, w, state=state), mesh=mesh, in_specs=(spec, WHOLE, states), out_specs=spec))
 
 
 def check(ours, *operands, **said):

@@ -37,6 +37,7 @@ MAY = {
     "ops.matmul": BELOW_OPERATIONS,
     "ops.conv": BELOW_OPERATIONS,
     "ops.fused": {"ops.matmul", "ops.conv", *BELOW_OPERATIONS},
+    "ops.causal_conv": {"ops.conv", *BELOW_OPERATIONS},
     "ops.quantized": {"ops.scaled", *BELOW_OPERATIONS},
     "ops.ragged_gather": {"ops.ragged", "ops.fused", *BELOW_OPERATIONS},
     "ops.ragged_scaled": {"ops.ragged", "ops.scaled", *BELOW_OPERATIONS},
@@ -51,7 +52,7 @@ MAY = {
         *("_target", "_messages", *BUILT),
     },
     "hazards": {"tuning", "lax", "core", "_compat", "_messages"},
-    "parallel": {"ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "core", "_compat", "_messages"},
+    "parallel": {"ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "ops.causal_conv", "core", "_compat", "_messages"},
     "mixture": {"parallel", "ops.ragged", "ops.ragged_gather", "ops.ragged_scaled", "ops.scaled", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
@@ -67,6 +68,7 @@ MAY = {
 BESIDE_FORMS = {
     "ops.fused.__init__",
     "ops.scaled.blocks",
+    *("ops.conv.xla", "ops.conv.xla_views"),
     *(f"ops.{of}.{file}" for of in ("ragged", "scaled") for file in ("cuda", "triton", "xla", "problem")),
 }
 ELSEWHERE = {"kernels"}  # a folder of jaxext/ that lies elsewhere in the repository

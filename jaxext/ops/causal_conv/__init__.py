@@ -74,8 +74,8 @@ def causal_conv(
     Args:
       x: shape (N, T, *space, C), floating-point, with none, one or two axes of space.
       w: shape (k_t, *k, C / groups, K); its last row along time meets the present step.
-      strides: an int, or one for each axis, time first.  Unless `transpose`, T is a multiple of that of time, so that each chunk begins with
-        a frame.
+      strides: an int, or one for each axis, time first.  Unless `transpose`, T is a multiple of the stride along time: each chunk begins
+        with a frame.
       padding: of space, as in `jaxext.conv_general_dilated`, or, if `transpose`, as in `jaxext.conv_transpose`.
       dilation: of w, an int, or one for each axis, time first.
       groups: of channels.  C, with one output for each channel, is depthwise.
@@ -102,7 +102,8 @@ def causal_conv(
     Raises:
       TypeError: an argument is not an array, or its shape or dtype does not fit; `strides`, `dilation` or `groups` are not ints;
         `transpose` or `return_state` is not a bool.
-      ValueError: T is no multiple of the stride along time; `strides`, `padding`, `dilation`, `groups` or `implementation` has a wrong value.
+      ValueError: T is no multiple of the stride along time; `strides`, `padding`, `dilation` or `groups` has another value than it may have;
+        `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
     arrays = {"x": x, "w": w} | given(state=state)
