@@ -1,7 +1,6 @@
 """Causal convolutions of sequences, sheets and videos: values against a sum in float64, and chunks that have the bits of the whole."""
 
 import functools
-import itertools
 import re
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import random
+from causal_frames import causal_frames, held
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -16,45 +16,9 @@ import jaxext
 from jaxext import testing
 
 
-def pads(n, k, stride, dilation, transpose):
-    """The padding of "SAME", and the size of the result."""
-    reach = (k - 1) * dilation
-    if transpose:
-        return min(reach, -(-(reach + stride - 1) // 2)), n * stride
-    return max(0, (-(-n // stride) - 1) * stride + reach + 1 - n) // 2, -(-n // stride)
-
-
-def true(x, w, *, strides, dilation, groups=1, transpose=False, state=None):
-    """Compute y and the state after x in float64, tap by tap, with the padding "SAME" along space."""
-    axes = x.ndim - 2
-    held = (w.shape[0] - 1) * dilation[0] // (strides[0] if transpose else 1)
-    state = np.zeros((x.shape[0], held, *x.shape[2:])) if state is None else np.asarray(state, np.float64)
-    seen, w = np.concatenate([state, np.asarray(x, np.float64)], 1), np.asarray(w, np.float64)
-    reach = [(k - 1) * d for k, d in zip(w.shape, dilation, strict=False)]
-    geometry = zip(x.shape[2:-1], w.shape[1:-2], strides[1:], dilation[1:], strict=True)
-    steps = x.shape[1] * strides[0] if transpose else x.shape[1] // strides[0]
-    lows, sizes = zip((0, steps), *(pads(*of, transpose) for of in geometry), strict=True)
-    seen = seen.reshape((*seen.shape[:-1], groups, -1))
-    w = w.reshape((*w.shape[:-1], groups, -1))
-    if transpose:  # terms are added where they belong, from the first element on; then the result is cut
-        first = (held * strides[0], *(r - low for r, low in zip(reach[1:], lows[1:], strict=True)))
-        ends = [s * (n - 1) + r + 1 for s, n, r in zip(strides, seen.shape[1:], reach, strict=False)]
-        shape = [max(end, f + n) for end, f, n in zip(ends, first, sizes, strict=True)]
-    else:
-        ends, shape = [s * (n - 1) + r + 1 for s, n, r in zip(strides, sizes, reach, strict=True)], sizes
-        highs = [max(0, end - low - n) for end, low, n in zip(ends, lows, seen.shape[1:], strict=False)]
-        seen = np.pad(seen, [(0, 0), *zip(lows, highs, strict=True), (0, 0), (0, 0)])
-    y = np.zeros((x.shape[0], *shape, groups, w.shape[-1]))
-    for tap in itertools.product(*map(range, w.shape[:axes])):
-        at = [r * d for r, d in zip(tap, dilation, strict=True)]
-        at = [r - a for r, a in zip(reach, at, strict=True)] if transpose else at
-        many = seen.shape[1:] if transpose else sizes
-        place = (slice(None), *(slice(a, a + s * (n - 1) + 1, s) for a, s, n in zip(at, strides, many, strict=False)))
-        y[place if transpose else ...] += np.einsum("...gc,cgk->...gk", seen if transpose else seen[place], w[tap])
-    if transpose:
-        y = y[(slice(None), *(slice(f, f + n) for f, n in zip(first, sizes, strict=True)))]
-    last = np.concatenate([state, np.asarray(x, np.float64)], 1)
-    return y.reshape((*y.shape[:-2], -1)), last[:, last.shape[1] - held :]
+def true(x, w, state=None, **said):
+    """Compute the result and the state after x in float64."""
+    return causal_frames(*(None if of is None else np.asarray(of, np.float64) for of in (x, w, state)), **said)
 
 
 CASES = {
@@ -71,8 +35,7 @@ CASES = {
 
 def some(case, dtype=np.float32):
     x, w, said = CASES[case]
-    held = (w[0] - 1) * said["dilation"][0] // (said["strides"][0] if "transpose" in said else 1)
-    shapes = x, w, (x[0], held, *x[2:])
+    shapes = x, w, (x[0], held(w[0], said["strides"], said["dilation"], "transpose" in said), *x[2:])
     return [jnp.asarray(random(shape, np.float32, seed), dtype) for seed, shape in enumerate(shapes)], said
 
 

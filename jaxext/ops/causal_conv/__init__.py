@@ -102,6 +102,7 @@ def causal_conv(
     Raises:
       TypeError: an argument is not an array, or its shape or dtype does not fit; `strides`, `dilation` or `groups` are not ints;
         `transpose` or `return_state` is not a bool.
+      ShardingTypeError: time or space is sharded on an explicit mesh.
       ValueError: T is no multiple of the stride along time; `strides`, `padding`, `dilation` or `groups` has a wrong value;
         `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.

@@ -96,15 +96,14 @@ def phases(w: jax.Array, geometry: Geometry) -> jax.Array:
 
     Frame j of a step reads the tap that is j + i·frames before the last one from the step that is i before.
     """
-    frames, groups = geometry.upsampling, geometry.groups
+    frames, groups, steps = geometry.upsampling, geometry.groups, geometry.steps + 1
     if frames == 1:
         return w
-    front = frames * (geometry.steps + 1) - dilate(w.shape[0], geometry.dilation)
+    front = frames * steps - dilate(w.shape[0], geometry.dilation)
     zero, others = np.zeros((), w.dtype), [(0, 0, 0)] * (w.ndim - 1)
     w = lax.pad(w, zero, [(front, 0, geometry.dilation - 1), *others])
-    w = lax.rev(w.reshape((-1, frames, *w.shape[1:-1], groups, w.shape[-1] // groups)), (1,))
-    w = jnp.moveaxis(w, 1, -2)
-    return w.reshape((*w.shape[:-3], -1))
+    w = lax.rev(w.reshape((steps, frames, *w.shape[1:-1], groups, w.shape[-1] // groups)), (1,))
+    return lax.collapse(jnp.moveaxis(w, 1, -2), w.ndim - 3)
 
 
 def interleaved(y: jax.Array, geometry: Geometry) -> jax.Array:
@@ -112,8 +111,9 @@ def interleaved(y: jax.Array, geometry: Geometry) -> jax.Array:
     frames = geometry.upsampling
     if frames == 1:
         return y
-    y = jnp.moveaxis(y.reshape((*y.shape[:-1], geometry.groups, frames, -1)), -2, 2)
-    return y.reshape((y.shape[0], y.shape[1] * frames, *y.shape[3:-2], -1))
+    groups = geometry.groups
+    y = jnp.moveaxis(y.reshape((*y.shape[:-1], groups, frames, y.shape[-1] // groups // frames)), -2, 2)
+    return lax.collapse(lax.collapse(y, y.ndim - 2), 1, 3)
 
 
 def geometry_of(name: str, x: tuple[int, ...], w: tuple[int, ...], *, strides, padding, dilation, groups, transpose) -> Geometry:
