@@ -755,6 +755,6 @@ def clipped_grad(draw) -> Call:
 
 OPERATIONS = {
     gram: 7, newton_schulz: 4, channelwise: 6, norm: 6, clipped_grad: 6, linear: 16, conv_bias_act: 10, ragged_dot: 14,
-    ragged_contraction: 6, ragged_linear: 14, moe: 12, causal_conv1d: 14, causal_conv1d_update: 8, causal_conv: 10, scaled_dot: 10, fp8_matmul: 7,
-    quantized_matmul: 8, ragged_scaled_dot: 12,
+    ragged_contraction: 6, ragged_linear: 14, moe: 12, causal_conv1d: 14, causal_conv1d_update: 8, causal_conv: 10, scaled_dot: 10,
+    fp8_matmul: 7, quantized_matmul: 8, ragged_scaled_dot: 12,
 }  # fmt: skip
