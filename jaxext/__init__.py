@@ -39,6 +39,7 @@ from jaxext.ops.ragged import (
 )
 from jaxext.ops.causal import causal_conv1d as causal_conv1d, causal_conv1d_update as causal_conv1d_update
 from jaxext.ops.long_conv import long_conv as long_conv
+from jaxext.ops.causal_conv import causal_conv as causal_conv
 from jaxext.ops.scaled import scaled_dot as scaled_dot
 from jaxext.ops.ragged_scaled import ragged_scaled_dot as ragged_scaled_dot
 from jaxext.ops.quantized import fp8_matmul as fp8_matmul, quantized_matmul as quantized_matmul

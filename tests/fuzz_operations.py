@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import causal_frames
 import fuzz_windows
 import jax
 import jax.numpy as jnp
@@ -478,6 +479,28 @@ def causal_conv1d_update(draw) -> Call:
     return Call(run=by_name("causal_conv1d_update", act, positional=3), truth=truth, **made)
 
 
+def causal_conv(draw) -> Call:
+    axes, transpose = draw.weighted({1: 4, 2: 3, 3: 2}), draw.chance(30)
+    strides, dilation, taps = (tuple(draw.weighted({1: 6, 2: 3, 3: 1}) for _ in range(axes)) for _ in range(3))
+    groups, channels, filters = (draw.weighted({1: 3, 2: 2, 3: 1}) for _ in range(3))
+    steps = size(draw) * (1 if transpose else strides[0])
+    x, w, _ = dtypes(draw, REAL)
+    shape = (draw.weighted({0: 1, 1: 10, 2: 5}), steps, *(draw.randint(1, 4) for _ in taps[1:]), groups * channels)
+    held = causal_frames.held(taps[0], strides, dilation, transpose)
+    operands = {"x": Operand(shape=shape, dtype=x), "w": Operand(shape=(*taps, channels, groups * filters), dtype=w)}
+    operands |= optional(draw, state=Operand(shape=(shape[0], held, *shape[2:]), dtype=x))
+    said: dict[str, Any] = dict(
+        strides=strides, dilation=dilation, padding=draw.choice(["SAME", "VALID"]), groups=groups, transpose=transpose
+    )
+    kept = draw.chance(50)
+
+    def truth(of):
+        return causal_frames.causal_frames(**of, **said)[: 1 + kept]
+
+    run = by_name("causal_conv", said | {"return_state": kept})
+    return Call(op="causal_conv", operands=operands, results=(x,) * (1 + kept), said=said, run=run, truth=truth)
+
+
 # --- scaled and quantised
 
 
@@ -778,6 +801,6 @@ def clipped_grad(draw) -> Call:
 
 OPERATIONS = {
     gram: 7, newton_schulz: 4, channelwise: 6, norm: 6, clipped_grad: 6, linear: 16, conv_bias_act: 10, conv_by_fft: 8, long_conv: 8,
-    ragged_dot: 14, ragged_contraction: 6, ragged_linear: 14, moe: 12, causal_conv1d: 14, causal_conv1d_update: 8, scaled_dot: 10,
-    fp8_matmul: 7, quantized_matmul: 8, ragged_scaled_dot: 12,
+    ragged_dot: 14, ragged_contraction: 6, ragged_linear: 14, moe: 12, causal_conv1d: 14, causal_conv1d_update: 8, causal_conv: 10,
+    scaled_dot: 10, fp8_matmul: 7, quantized_matmul: 8, ragged_scaled_dot: 12,
 }  # fmt: skip

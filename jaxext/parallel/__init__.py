@@ -8,7 +8,8 @@ sends.
 from jaxext.parallel.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from jaxext.parallel.cost_model import Collective, Cost, cost
 from jaxext.parallel.expert_parallel import expert_parallel
-from jaxext.parallel.halo import halo_causal_conv1d, halo_conv, split_long_conv
+from jaxext.parallel.halo import halo_causal_conv, halo_causal_conv1d, halo_conv
+from jaxext.parallel.long_conv import split_long_conv
 
 __all__ = [
     "Collective",
@@ -16,6 +17,7 @@ __all__ = [
     "all_gather_matmul",
     "cost",
     "expert_parallel",
+    "halo_causal_conv",
     "halo_causal_conv1d",
     "halo_conv",
     "matmul_reduce_scatter",

@@ -11,8 +11,10 @@ causal convolution the last inputs of each part are the state of the next.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +25,10 @@ from jaxext._compat import align_varying
 from jaxext._messages import format_value
 from jaxext.core import checks
 from jaxext.core.form import owner
+from jaxext.core.window import Window
 from jaxext.ops.causal import form as causal
+from jaxext.ops.causal_conv import form as causal_conv
 from jaxext.ops.conv import conv_general_dilated as one_device
-from jaxext.ops.long_conv import form as long
-from jaxext.ops.long_conv import long_conv
 from jaxext.parallel.axes import devices_along
 from jaxext.parallel.shards import Part, senders
 
@@ -99,22 +101,76 @@ def halo_conv(
     )
     x, w = jnp.asarray(x), jnp.asarray(w)
     spatial = lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers).lhs_spec[2:]
-    sizes = _sizes(axis_names, len(spatial))
+    sizes = _sizes("halo_conv", axis_names, len(spatial))
     image = list(x.shape)
     for axis, n in zip(spatial, sizes, strict=True):
         image[axis] *= n
     window = _window(functools.partial(conv, padding=padding, lhs_dilation=lhs_dilation), jax.ShapeDtypeStruct(image, x.dtype), w)
-    parts = {i: _part(window, i, axis_names[i], n) for i, n in enumerate(sizes) if n > 1}
-    # Align before the exchange: otherwise the gradient's psum over devices that split the filter's channels would include the halo.
-    x, w = align_varying(x, w)
-    for i, part in parts.items():  # later axes also send the halos of earlier ones, so corners are included
-        low, high = (edge(x, spatial[i], axis_names[i], part.halo[side], before=side == 0) for side in (0, 1))
-        x = lax.concatenate([low, x, high], spatial[i])
-    paddings, dilations = list(window.padding), list(window.input_dilation)
-    for i, part in parts.items():
-        x = _take(x, spatial[i], axis_names[i], part)
-        paddings[i], dilations[i] = part.padding, part.input_dilation
-    return conv(x, w, padding=paddings, lhs_dilation=dilations)
+    x, w = align_varying(x, w)  # before the exchange: else the gradient's psum over devices that split channels includes the halo
+    x, window = _with_halos("halo_conv", x, window, spatial, dict(enumerate(axis_names)))
+    return conv(x, w, padding=window.padding, lhs_dilation=window.input_dilation)
+
+
+def halo_causal_conv(
+    x: ArrayLike,
+    w: ArrayLike,
+    *,
+    axis_names: Sequence[Hashable | None],
+    strides: int | Sequence[int] = 1,
+    padding: str | Sequence[tuple[int, int]] = "SAME",
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    transpose: bool = False,
+    state: ArrayLike | None = None,
+    precision=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Causal convolution of this device's part of a sequence or a video that is split along time, along space, or both.
+
+    Equals `jaxext.causal_conv` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`.  Along time each device sends its last steps to
+    the next one, by one `jax.lax.ppermute`, or to as many as read them if it has fewer.  Along space it has a halo, as in `halo_conv`.
+
+    Args:
+      x: shape (N, T/D, *space/D, C), this device's part.
+      w: shape (k_t, *k, C / groups, K), the whole filter.
+      axis_names: one entry per axis, time first: the mesh axis that splits it, a tuple of axes in mesh order, or None if it is not split.
+      padding: of the whole space.
+      state: the steps before those of the first device, split along space as x is.
+      strides, dilation, groups, transpose, precision, implementation: as in `jaxext.causal_conv`.
+
+    Returns:
+      this device's part of the result, with the dtype of x.  All derivatives are supported, in both modes.
+
+    Examples:
+      >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P(None, "time")
+      >>> f = lambda x, w: halo_causal_conv(x, w, axis_names=("time",))
+      >>> f = jax.shard_map(f, mesh=mesh, in_specs=(split, jax.P()), out_specs=split)
+      >>> f(jnp.ones((1, 32, 1)), jnp.ones((3, 1, 1)))[0, :5, 0].tolist()
+      [1.0, 2.0, 3.0, 3.0, 3.0]
+
+    Raises:
+      Exception: any error that `jaxext.causal_conv` raises.
+      ValueError: the steps of a device are no multiple of the stride, a mesh axis does not divide an output evenly, or `axis_names` is
+        invalid.
+      TypeError: `axis_names` holds a list of axes.
+      NameError: an axis is not bound.
+    """
+    name, arrays = "halo_causal_conv", {"x": x, "w": w} | checks.given(state=state)
+    arguments: dict[str, Any] = dict(strides=strides, padding=padding, dilation=dilation, groups=groups, transpose=transpose)
+    how: dict[str, Any] = dict(precision=precision, implementation=implementation)
+    # Traced for what it refuses, before shapes are relied on.
+    jax.eval_shape(lambda: causal_conv.convolution(name, arrays, return_state=False, **arguments, **how))
+    x, w = jnp.asarray(x), jnp.asarray(w)
+    sizes = _sizes(name, axis_names, x.ndim - 2, "axes, time first")
+    whole = [n * parts for n, parts in zip(x.shape, (1, *sizes, 1), strict=True)]
+    geometry = causal_conv.geometry_of(name, tuple(whole), w.shape, **arguments)
+    x, w, *given = align_varying(x, w, *([] if state is None else [jnp.asarray(state)]))
+    before = given[0] if given else None
+    before = before if axis_names[0] is None else _before(x, 1, axis_names[0], geometry.steps, before)
+    x = causal_conv.after(before, x, geometry.steps)
+    names = {i: axis for i, axis in enumerate(axis_names) if i}
+    x, window = _with_halos(name, x, geometry.window, range(1, x.ndim - 1), names)
+    return causal_conv.convolved(name, dataclasses.replace(geometry, window=window), x, w, **how)
 
 
 def halo_causal_conv1d(
@@ -169,102 +225,58 @@ def halo_causal_conv1d(
     # Traced for what it refuses, before shapes are relied on.
     jax.eval_shape(lambda: convolve(**checks.given(initial_states=initial_states)))
     steps, part = jnp.shape(w)[0] - 1, jnp.asarray(x)
-    state = edge(part, part.ndim - 2, axis_name, steps, before=True)  # zeros for the first
+    given = None if initial_states is None else jnp.asarray(initial_states)
+    state = _before(part, part.ndim - 2, axis_name, steps, given)
     states = {"initial_states": state}
-    if seq_idx is not None:
-        numbers = jnp.asarray(seq_idx)
-        states["idx_of_states"] = state_numbers = edge(numbers, numbers.ndim - 1, axis_name, steps, before=True)
-    if initial_states is None:
+    if seq_idx is None:
         return convolve(**states)
-    first = lax.axis_index(axis_name) * part.shape[-2]  # of this device's steps
-    begin = steps - first  # where in its state the first step of all lies
-    given = jnp.asarray(initial_states).astype(part.dtype)
-    own = lax.dynamic_slice_in_dim(jnp.concatenate([given, jnp.zeros_like(given)], -2), first, steps, given.ndim - 2)
-    states["initial_states"] = jnp.where(_positions(state, -2) < begin, own, state)
-    if seq_idx is not None:  # the number of the given state is that of the first step
+    numbers = jnp.asarray(seq_idx)
+    states["idx_of_states"] = state_numbers = edge(numbers, numbers.ndim - 1, axis_name, steps, before=True)
+    if given is not None:  # the number of the given state is that of the first step
+        begin = steps - lax.axis_index(axis_name) * part.shape[-2]  # where in the state of this device the first step of all lies
         seen = jnp.concatenate([state_numbers, numbers], -1)
         number = jnp.where(_positions(seen, -1) == begin, seen, 0).sum(-1, keepdims=True, dtype=seen.dtype)
         states["idx_of_states"] = jnp.where(_positions(state_numbers, -1) < begin, number, state_numbers)
     return convolve(**states)
 
 
-def split_long_conv(
-    x: ArrayLike,
-    w: ArrayLike,
-    *,
-    axis_name,
-    skip: ArrayLike | None = None,
-    gate: ArrayLike | None = None,
-    causal: bool = True,
-    precision=None,
-    implementation: str | None = None,
-) -> jax.Array:
-    """Long convolution of this device's part of sequences that are split along time.
+def _before(x: jax.Array, axis: int, name: Hashable, steps: int, given: jax.Array | None) -> jax.Array:
+    """The steps before those of this device: of the devices before it, and of a `given` state, or zeros, before the first of all."""
+    state = edge(x, axis, name, steps, before=True)
+    if given is None:
+        return state
+    first = lax.axis_index(name) * x.shape[axis]  # of this device's steps
+    given = given.astype(x.dtype)
+    own = lax.dynamic_slice_in_dim(lax.concatenate([given, jnp.zeros_like(given)], axis), first, steps, axis)
+    return jnp.where(_positions(state, axis - x.ndim) < steps - first, own, state)
 
-    Equals `jaxext.long_conv` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`, with n devices and T steps in all.  It is done in
-    the way that sends less:
 
-    - with a halo: a device sends the steps that others read, K - 1 or all of its own, C numbers each, by one `jax.lax.ppermute` each way
-      and for each distance;
-    - by channels: a `jax.lax.all_to_all` gives each device all steps of C/n channels, and another takes the result back.  A device sends
-      2 (n - 1)/n · T/n · C numbers.  A dense filter, or one whose channels the devices do not divide, cannot be split so.
+def _with_halos(name: str, x: jax.Array, window: Window, axes: Sequence[int], names: Mapping[int, Hashable]) -> tuple[jax.Array, Window]:
+    """This device's part with its halo, and the window by which it is convolved.
 
-    For long filters that is n / 2 times less, and each device transforms each sequence once.
-
-    Args:
-      x: shape (..., T/n, C), this device's steps.
-      w, skip: as in `jaxext.long_conv`, whole.
-      gate: the shape of the result, this device's part.
-      axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
-      causal, precision, implementation: as in `jaxext.long_conv`.
-
-    Returns:
-      this device's steps of the result.  All derivatives are supported, in both modes.
-
-    Examples:
-      >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P("time")
-      >>> f = jax.shard_map(functools.partial(split_long_conv, axis_name="time"), mesh=mesh, in_specs=(split, jax.P()), out_specs=split)
-      >>> f(jnp.ones((32, 1)), jnp.ones((3, 1)))[:5, 0].round().tolist()
-      [1.0, 2.0, 3.0, 3.0, 3.0]
-
-    Raises:
-      Exception: any error that `jaxext.long_conv` raises.
-      ValueError: `axis_name` is invalid.
-      NameError: no `shard_map` or `pmap` around the call binds the axis.
+    `window` is that of the whole, whose axes are the `axes` of x; `names` those that split some of them.
     """
-    name, optional = "split_long_conv", checks.given(skip=skip, gate=gate)
-    n = devices_along(axis_name, f"{name}: axis_name")
-    how = dict(precision=precision, implementation=implementation)
-    jax.eval_shape(functools.partial(long_conv, causal=causal, **how), x, w, **optional)  # traced for what it refuses
-    x, w, optional = jax.tree.map(jnp.asarray, (x, w, optional))
-    steps, channels = x.shape[-2:]
-    taps, (before, behind) = long.reach(n * steps, w.shape[0], causal)
-    dtype = long.summed_dtype(optional, x.dtype)
-    x, w = align_varying(x, w[taps])
-
-    def summed(padding, x, w):
-        return long.program(name, padding, dtype, x, w, **how)
-
-    sent = sum(map(sum, (senders(rows, steps, n) for rows in (before, behind))))
-    if w.ndim == 2 and channels % n == 0 and sent * n > 2 * (n - 1) * steps:
-        own = channels // n
-        turned = lax.all_to_all(x, axis_name, x.ndim - 1, x.ndim - 2, tiled=True)
-        w = lax.dynamic_slice_in_dim(w, lax.axis_index(axis_name) * own, own, 1)
-        y = lax.all_to_all(summed((before, behind), turned, w), axis_name, x.ndim - 2, x.ndim - 1, tiled=True)
-    else:
-        low, high = (edge(x, x.ndim - 2, axis_name, rows, before=rows_before) for rows, rows_before in ((before, True), (behind, False)))
-        y = summed((0, 0), lax.concatenate([low, x, high], x.ndim - 2), w)
-    return long.combined(y, {"x": x, **optional})
+    sizes = {i: devices_along(axis, name) for i, axis in names.items() if axis is not None}
+    parts = {i: _part(name, window, i, names[i], n) for i, n in sizes.items() if n > 1}
+    for i, part in parts.items():  # later axes also send the halos of earlier ones, so corners are included
+        low, high = (edge(x, axes[i], names[i], part.halo[side], before=side == 0) for side in (0, 1))
+        x = lax.concatenate([low, x, high], axes[i])
+    paddings, dilations = list(window.padding), list(window.input_dilation)
+    for i, part in parts.items():
+        x = _take(x, axes[i], names[i], part)
+        paddings[i], dilations[i] = part.padding, part.input_dilation
+    held = tuple(x.shape[axis] for axis in axes)
+    return x, dataclasses.replace(window, input=held, padding=tuple(paddings), input_dilation=tuple(dilations))
 
 
-def _sizes(axis_names, rank) -> list[int]:
-    """The number of devices along each spatial axis."""
+def _sizes(op, axis_names, rank, axes="spatial axes") -> list[int]:
+    """The number of devices along each of these axes."""
     if isinstance(axis_names, str) or not isinstance(axis_names, Sequence) or len(axis_names) != rank:
-        raise ValueError(f"halo_conv: axis_names is {format_value(axis_names)}, want one entry for each of {rank} spatial axes")
-    sizes = [1 if entry is None else devices_along(entry, f"halo_conv: axis_names[{i}]") for i, entry in enumerate(axis_names)]
+        raise ValueError(f"{op}: axis_names is {format_value(axis_names)}, want one entry for each of {rank} {axes}")
+    sizes = [1 if entry is None else devices_along(entry, f"{op}: axis_names[{i}]") for i, entry in enumerate(axis_names)]
     names = [name for entry in axis_names if entry is not None for name in (entry if isinstance(entry, tuple) else (entry,))]
     if len(set(names)) < len(names):
-        raise ValueError(f"halo_conv: axis_names is {format_value(axis_names)}, want no mesh axis twice")
+        raise ValueError(f"{op}: axis_names is {format_value(axis_names)}, want no mesh axis twice")
     return sizes
 
 
@@ -282,12 +294,12 @@ def _window(conv, image, filter):
     return next(products(jaxpr)).params["static"].window
 
 
-def _part(window, i, name, n) -> Part:
+def _part(op, window, i, name, n) -> Part:
     """Return how spatial axis i is convolved in n parts, which must have equally many outputs."""
     if window.output[i] % n:
         more = window.stride[i] * (-window.output[i] % n)
         raise ValueError(
-            f"halo_conv: the output has {window.output[i]} rows along spatial axis {i}, want a multiple of {n}, the devices of"
+            f"{op}: the output has {window.output[i]} rows along spatial axis {i}, want a multiple of {n}, the devices of"
             f" {name!r}: {more} rows of padding more would do, it is {window.padding[i]}"
         )
     return Part.of(window, i, n)

@@ -260,4 +260,4 @@ def test_what_is_refused_and_how(change, error, message):
 
 
 def test_the_examples():
-    assert doctest.testmod(halo) == doctest.TestResults(failed=0, attempted=9)
+    assert doctest.testmod(halo) == doctest.TestResults(failed=0, attempted=13)

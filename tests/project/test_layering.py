@@ -37,6 +37,7 @@ MAY = {
     "ops.matmul": BELOW_OPERATIONS,
     "ops.conv": BELOW_OPERATIONS,
     "ops.fused": {"ops.matmul", "ops.conv", *BELOW_OPERATIONS},
+    "ops.causal_conv": {"ops.conv", *BELOW_OPERATIONS},
     "ops.long_conv": {"ops.conv", *BELOW_OPERATIONS},
     "ops.quantized": {"ops.scaled", *BELOW_OPERATIONS},
     "ops.ragged_gather": {"ops.ragged", "ops.fused", *BELOW_OPERATIONS},
@@ -52,7 +53,10 @@ MAY = {
         *("_target", "_messages", *BUILT),
     },
     "hazards": {"tuning", "lax", "core", "_compat", "_messages"},
-    "parallel": {"ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "ops.long_conv", "core", "_compat", "_messages"},
+    "parallel": {
+        *("ops.matmul", "ops.conv", "ops.ragged", "ops.causal", "ops.causal_conv", "ops.long_conv"),
+        *("core", "_compat", "_messages"),
+    },
     "mixture": {"parallel", "ops.ragged", "ops.ragged_gather", "ops.ragged_scaled", "ops.scaled", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
@@ -66,8 +70,8 @@ MAY = {
 }
 # What an operation may import of another one, besides its `form`.
 BESIDE_FORMS = {
-    *("ops.fused.__init__", "ops.conv.fft", "ops.conv.xla"),
-    "ops.scaled.blocks",
+    *("ops.fused.__init__", "ops.scaled.blocks"),
+    *("ops.conv.fft", "ops.conv.xla", "ops.conv.xla_views"),
     *(f"ops.{of}.{file}" for of in ("ragged", "scaled") for file in ("cuda", "triton", "xla", "problem")),
 }
 ELSEWHERE = {"kernels"}  # a folder of jaxext/ that lies elsewhere in the repository

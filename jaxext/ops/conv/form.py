@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +55,11 @@ def arranged(
     out_sharding,
     implementation,
     preferred_element_type=None,
+    forms: Callable[[int], Form] | None = None,
 ) -> tuple[Form, dict[str, jax.Array], Static, Arrangement]:
     """Form, operands and parameters for lax's convolution, and how its result becomes that of lax.
+
+    `forms` gives the form for a number of spatial axes, None those of `conv_form`.
 
     Channels move last, feature groups become the label G.  Batch groups, each with its own inputs and filters, become the label B.
     """
@@ -77,7 +80,7 @@ def arranged(
         filter_dilation=rhs_dilation,
     )
     _refuse_large(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
-    form = conv_form(window.rank)
+    form = (forms or conv_form)(window.rank)
     arrangement = Arrangement(tuple(dimension_numbers.out_spec), feature_group_count, batch_group_count)
     if feature_group_count > 1:
         x, w = _split(x, -1, feature_group_count), _split(w, 0, feature_group_count)
@@ -195,13 +198,12 @@ FAMILY = declare(
 )
 
 
-@functools.cache
-def conv_form(rank: int) -> Form:
-    """The form of a convolution with `rank` spatial axes."""
+def defined(name: str, rank: int, family: Family) -> Form:
+    """Define the form of a convolution of this name, with `rank` spatial axes."""
     inputs, filters, outputs = labels(rank)
     return define(
         Form(
-            name=f"conv{rank}d",
+            name=name,
             slots={
                 "x": ("B", "N", *inputs, "G", "C"),
                 "w": ("B", "G", "K", *filters, "C"),
@@ -209,9 +211,15 @@ def conv_form(rank: int) -> Form:
             },
             roles={"y": "fprop", "x": "dgrad", "w": "wgrad"},
             window=inputs + filters + outputs,
-            family=FAMILY,
+            family=family,
         )
     )
+
+
+@functools.cache
+def conv_form(rank: int) -> Form:
+    """The form of a convolution with `rank` spatial axes."""
+    return defined(f"conv{rank}d", rank, FAMILY)
 
 
 for _rank in (1, 2, 3):  # other ranks are defined at their first call

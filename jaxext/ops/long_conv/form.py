@@ -13,13 +13,12 @@ from jaxext.core import partition
 from jaxext.core.call import Call
 from jaxext.core.epilogue import accumulated
 from jaxext.core.family import Family, declare
-from jaxext.core.form import Form, define
 from jaxext.core.implementation import Plan
 from jaxext.core.static import Static
 from jaxext.core.window import Window
 from jaxext.lax.dispatch import compiled, conv_precision
 from jaxext.ops.conv.fft import FftConv, FftPlan, run_ms
-from jaxext.ops.conv.form import conv_form
+from jaxext.ops.conv.form import defined
 from jaxext.ops.conv.xla import XlaConv, XlaConvPlan
 
 # From so many taps on the FFT is taken where no time of the direct sum is expected, as on GPUs.
@@ -56,8 +55,7 @@ FAMILY = declare(
     Family("long_conv", lax_primitive=lax.conv_general_dilated_p, names="long_conv", weights="w", axis_names=NAMES), LongFft(), DIRECT
 )
 
-_conv = conv_form(1)
-LONG_CONV = define(Form(name="long_conv", slots=_conv.slots, roles=_conv.roles, window=_conv.window, family=FAMILY))
+LONG_CONV = defined("long_conv", 1, FAMILY)
 
 
 def reach(steps: int, taps: int, causal: bool) -> tuple[slice, tuple[int, int]]:
