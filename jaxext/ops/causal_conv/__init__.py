@@ -68,8 +68,9 @@ def causal_conv(
     """Convolution of a sequence or a video, causal along time: frame p reads the steps up to s·p, for a stride s along time.
 
     Before the first step are zeros, or the steps of `state`.  Chunks, each with the state of the one before, give the frames of the whole.
-    On CPUs these are the same to the last bit, on one device and inside `use_invariant` on GPUs: a loop computes block after block, and
-    its body does not depend on the number of frames.  A block of a video is a frame; that of a sequence is 16 steps, less with a batch.
+    On CPUs these are the same to the last bit, on one device: a loop computes block after block, and its body does not depend on the
+    number of frames.  A block of a video is a frame; that of a sequence is 16 steps, less with a batch.  Elsewhere the loop runs inside
+    `use_invariant` alone.
 
     Args:
       x: shape (N, T, *space, C), floating-point, with none, one or two axes of space.

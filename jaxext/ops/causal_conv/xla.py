@@ -75,7 +75,7 @@ class FramesPlan(Plan):
         return self.block.configs[:1]  # the bits would depend on another choice
 
     def describe(self, config: Algorithm) -> str:
-        return f"{self.frames} by {self.frames}, {self.block.describe(config)}"
+        return f"blocks of {self.frames}, {self.block.describe(config)}"
 
     def run(self, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
         call, frames = self.call, self.frames
