@@ -9,8 +9,8 @@ reversed filter (`Window.transposed`), so x̂ = ŷ · ŵ.  The products are thos
 
 The loop over *steps* bounds the memory.  A step has a part of the groups, of the images, and, where the filter is much shorter than the
 result, a block of the outputs along one axis: neighbouring blocks read overlapping inputs (overlap-save).  The spectrum of the filter stays
-from step to step; that of wgrad is added up.  A small convolution is one step, whose spectra XLA computes once for a result and its
-gradients if they are in one program.
+from step to step; that of wgrad is added up.  If there is one step, XLA computes each spectrum once for a result and its gradients in one
+program.  If there are several, the gradients compute the spectra again, and none is kept.
 
 An element of the result has an error in proportion to the norm of the result, and an infinity of x or w spreads over all.
 """
@@ -38,7 +38,7 @@ from jaxext.ops.conv.xla_views import divisor, moveaxis, pair, repeat, zeros
 MOST_AXES = 3  # of lax.fft
 IN_THE_NORM = "only by name, or tuned under a tolerance: its error is in the norm of the result, and an infinity spreads"
 # The spectra of a step have so many bytes, if that is possible.
-STEP_BYTES, STEP_BYTES_ELSEWHERE = 32 << 20, 1 << 30
+STEP_BYTES, STEP_BYTES_ELSEWHERE = 64 << 20, 1 << 30
 # Nanoseconds on one core of a CPU: of a point of a transform and each bit of their number, of a product of complex numbers.
 POINT_NS, PRODUCT_NS = 0.25, 0.4
 TERMS = 16  # of a sum of products that are added in one pass
