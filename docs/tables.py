@@ -187,6 +187,9 @@ SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "j
         lambda row: row["row"],
         {"lax": "lax", "sum_of_padded": "a sum of padded inputs", "padded_once": "padded once", "jnp": "concatenate, multiply, sum"},
     ),
+    "causal_conv": lambda: pairs(
+        "causal_conv_cpu.json", lambda row: row["row"], {"lax": "lax, the whole", "stream": "the same in chunks, by a scan"}
+    ),
     "long_conv": lambda: pairs(
         "long_conv_cpu.json",
         lambda row: f"{row['row']}, (T, C, K) = ({', '.join(map(str, row['shape']))})",
