@@ -221,8 +221,8 @@ def test_video_stream_notices_a_lost_state(capsys, monkeypatch):
 
 
 def test_the_digits_of_a_video_move():
-    frames = video_stream.videos(np.random.default_rng(0), 3, 40)
-    assert frames.shape == (3, 40, 32, 32, 1) and frames.min() == 0 and 0.9 < frames.max() <= 1
+    frames = video_stream.videos(np.random.default_rng(0), 8, 40)
+    assert frames.shape == (8, 40, 32, 32, 1) and frames.min() == 0 and 0.9 < frames.max() <= 1
     inked = frames.sum((2, 3, 4))
     assert (np.abs(np.diff(frames, axis=1)).sum((2, 3, 4)) > 0).all() and inked.min() > 0.3 * inked.max()
     assert (frames.max((0, 1))[..., 0] > 0).mean() > 0.9  # they come everywhere
