@@ -16,6 +16,7 @@ import muon
 import numpy as np
 import pmap_mlp
 import pytest
+import video_stream
 import vmap_convolve
 from bilinear import integers
 from jax.flatten_util import ravel_pytree
@@ -226,6 +227,43 @@ def test_long_convolution_notices_filters_that_are_cut(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "same results" in out and out.count(": False") == 2  # the short filters guess as before
     jax.clear_caches()
+
+
+@pytest.mark.slow
+def test_video_stream(capsys, tmp_path):
+    """The error falls, and streams have the bits of the whole, by convolutions of jaxext alone."""
+    out = said(capsys, video_stream, "--steps", "40", "--plot", str(tmp_path / "plot.png"))
+    losses = [float(loss) for loss in re.findall(r"^step .* error (\S+)", out, re.MULTILINE)]
+    before, after, _, black = numbers(out[out.index("Error") :].splitlines()[0])
+    assert len(losses) == 2 and losses[1] < losses[0] / 2 and before > black > 2 * after
+    assert out.count(": True") == 2 and (tmp_path / "plot.png").stat().st_size > 10_000
+    times = [numbers(line) for line in re.findall(r"^.* take.* ms$", out, re.MULTILINE)]
+    assert [len(row) for row in times] == [2, 3, 3] and "have 100352 bytes" in out
+    frames = video_stream.videos(np.random.default_rng(0), 2, 8)
+    assert {op for op, _ in products(video_stream.network, video_stream.init(), frames)} == {"causal_conv_3d_fprop"}
+
+
+def test_video_stream_notices_a_lost_state(capsys, monkeypatch):
+    whole = jaxext.causal_conv
+
+    def forgetful(*args, **keywords):
+        y, state = whole(*args, **keywords)
+        return y, jnp.zeros_like(state)
+
+    params, frames = video_stream.init(), video_stream.videos(np.random.default_rng(2), 1, 16)
+    jax.clear_caches()  # `network` may be compiled already
+    monkeypatch.setattr(jaxext, "causal_conv", forgetful)
+    _, _, same = video_stream.show_stream(params, frames)
+    jax.clear_caches()
+    assert [*same.values()] == [False, False]
+
+
+def test_the_digits_of_a_video_move():
+    frames = video_stream.videos(np.random.default_rng(0), 8, 40)
+    assert frames.shape == (8, 40, 32, 32, 1) and frames.min() == 0 and 0.9 < frames.max() <= 1
+    inked = frames.sum((2, 3, 4))
+    assert (np.abs(np.diff(frames, axis=1)).sum((2, 3, 4)) > 0).all() and inked.min() > 0.3 * inked.max()
+    assert (frames.max((0, 1))[..., 0] > 0).mean() > 0.9  # they come everywhere
 
 
 @pytest.mark.slow
