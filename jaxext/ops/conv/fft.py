@@ -67,7 +67,7 @@ class FftConv(Implementation):
     name, version = "fft", "of its files"
 
     def code(self, platform: str) -> str:
-        return hash_of([file_of(FftConv), file_of(Window)])
+        return hash_of(map(file_of, (FftConv, Conv, Window)))
 
     def refuses(self, call: Call) -> str | None:
         if symbolic := symbolic_size(call):
@@ -180,7 +180,7 @@ def _taps(window: Window) -> list[int]:
 
 
 def _is_complex(conv: Conv) -> bool:
-    return jnp.issubdtype(conv.dtype, jnp.complexfloating)
+    return jnp.issubdtype(conv.sums, jnp.complexfloating)
 
 
 def _complex(conv: Conv) -> np.dtype:
@@ -206,9 +206,7 @@ def _fprop(conv: Conv, config: Steps, x: jax.Array, w: jax.Array) -> jax.Array:
             inputs = _inputs(conv, config, lengths, x, b, n, g, p)
             outputs = _inverse(conv, lengths, _sum_of_products(conv, inputs[:, :, :, None], filters[:, None], 4))
             sizes = [config.outputs if i == config.axis else o for i, o in enumerate(window.output)]
-            first = [
-                taps - 1 if conv.dgrad else 0 for taps in _taps(window)
-            ]  # the results of a correlation lie behind those of a convolution
+            first = [taps - 1 if conv.dgrad else 0 for taps in _taps(window)]  # of the outputs, in a circle that is not turned back
             ends = [at + dilate(o, s) for at, o, s in zip(first, sizes, window.stride, strict=True)]
             outputs = lax.slice(outputs, (*[0] * 4, *first), (*outputs.shape[:4], *ends), (1,) * 4 + window.stride)
             outputs = moveaxis(outputs, space, range(2, 2 + window.rank)).astype(y.dtype)
