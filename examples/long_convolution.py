@@ -174,7 +174,7 @@ def main(argv=None):
         f"{SHORT} taps guess {by_short:.1%}, one of {VALUES}": by_short < 2 / VALUES,
         f"The convolutions have the same results (they differ by {difference:.0e} of the largest)": difference < ROUNDING,
     }
-    print()
+    print("(MiB are those of temporaries; fewer steps of training than the default need not reach the goal)\n")
     for claim, holds in claims.items():
         print(f"{claim}: {holds}")
     return 0 if all(claims.values()) else 1

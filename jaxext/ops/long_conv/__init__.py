@@ -40,13 +40,14 @@ def long_conv(
     Args:
       x: shape (..., T, C), floating-point or complex.
       w: shape (K, C), a filter for each channel, or (K, C, D), dense, for y[..., t, d] = Σ_s,c w[s, c, d] x[..., t - s, c].  Its first row
-        meets the present step, unlike that of `causal_conv1d`.  K is 1 or more, also more than T.
+        meets the present step, unlike that of `causal_conv1d`.  K is 1 or more, also more than T.  Its dtype may be wider than that of x.
       skip: shape (C,), or None for zeros.  With a dense filter C is D.
       gate: exactly the shape of the result, or None for ones.
       causal: whether the sum reads the present step and those before.  False: it is centred, and reads x[..., t + (K - 1) // 2 - s, c],
         as `jax.numpy.convolve` with the mode "same".
       precision: as in `conv_general_dilated`, of the direct sum.  The FFT multiplies all bits.
-      implementation: "fft", "xla" (the direct sum), or another name, also used for all derivatives; None selects one automatically.
+      implementation: "fft", "xla" (the direct sum), or the name of one of yours, also used for all derivatives; None selects one
+        automatically.
 
     Returns:
       shape (..., T, C), or (..., T, D), with the dtype of x.  It is rounded to that once.
