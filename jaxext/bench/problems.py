@@ -274,7 +274,7 @@ def declared() -> list[Labelled]:
     """One problem for each form that a user declared, tagged with its name.  jaxext's own forms are measured by lax's operations."""
     forms = (form for form, _ in owner.values() if isinstance(form, Form))
     declared = (form for form in forms if families.get(form.family.name) is form.family)
-    of_users = dict.fromkeys(form for form in declared if form.family.read is None and not form.companions)
+    of_users = dict.fromkeys(form for form in declared if form.family.read is None and not form.companions and not form.window)
     return [Labelled.of(form, DEFAULT) for form in of_users]
 
 
