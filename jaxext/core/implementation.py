@@ -164,7 +164,7 @@ class Plan:
 
     Attributes:
       only_if_named: the reason why it is used and timed only if named, or None.
-      in_the_norm: whether its errors are in proportion to the norm of the result, so that `tune` may time it under a stated tolerance.
+      in_the_norm: whether its errors are in proportion to the norms of the operands, so that `tune` may time it under a stated tolerance.
     """
 
     only_if_named: str | None = None

@@ -68,8 +68,9 @@ def tune(
       fun: a function of arrays, or pytrees of them, of any shapes and dtypes.
       backward: whether to measure the products of its gradient in all floating-point arguments as well.
       candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.
-      tolerance: the largest relative error, in the norm and of the largest element, against float64, with which an implementation is taken
-        that is otherwise only taken by name, since its error is in the norm: "fft" of convolutions.  None: it is not measured.
+      tolerance: the largest relative error against float64, in the norm and of the largest element, for the random operands, with which an
+        implementation is taken that is otherwise only taken by name, since its error is in the norm of the operands: "fft" of
+        convolutions.  A float.  None: it is not measured.
       table: the file.  None is the default table, in the user's cache directory.
       progress: called after each product with its `Trial`, the number of products done, and the total.
 
@@ -87,7 +88,7 @@ def tune(
     Raises:
       RuntimeError: this run has several processes, or jax is tracing the caller.
       TypeError: `fun` is not callable.
-      ValueError: `candidates` is less than 1, `tolerance` is not between 0 and 1, or the file is not a table.
+      ValueError: `candidates` is less than 1, `tolerance` is no float between 0 and 1, or the file is not a table.
       OSError: the table cannot be written.
       Exception: any error that JAX raises if `fun` cannot be differentiated.
 
@@ -97,8 +98,8 @@ def tune(
     """
     if not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"tune: candidates is {format_value(candidates)}, want a whole number from 1 on")
-    if tolerance is not None and not (isinstance(tolerance, float) and 0 < tolerance < 1):
-        raise ValueError(f"tune: tolerance is {format_value(tolerance)}, want a number between 0 and 1, or None")
+    if tolerance is not None and not (isinstance(tolerance, float | np.floating) and 0 < tolerance < 1):
+        raise ValueError(f"tune: tolerance is {format_value(tolerance)}, want a float between 0 and 1, or None")
 
     def tuned(fun, args, kwargs) -> Tuned:
         if (processes := jax.process_count()) > 1:

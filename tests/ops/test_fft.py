@@ -136,7 +136,7 @@ def test_nobody_takes_it_unnamed(tmp_path):
         (row,) = tune(tolerance=1e-9, table=tmp_path / "c.json")(*shapes).rows
     assert [c.wrong for c in row.candidates if c.implementation == "fft"] == [True]
     for bad in (0.0, 1, "1e-6"):
-        with pytest.raises(ValueError, match="tolerance is .*, want a number between 0 and 1"):
+        with pytest.raises(ValueError, match="tolerance is .*, want a float between 0 and 1"):
             jaxext.tune(convolve, tolerance=bad)
 
 

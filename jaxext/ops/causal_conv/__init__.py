@@ -101,7 +101,6 @@ def causal_conv(
       [1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.0, 40.0]
 
     Raises:
-      Exception: any error that `jax.lax.conv_general_dilated` raises for `padding`.
       TypeError: an argument is not an array, or its shape or dtype does not fit; `strides`, `dilation` or `groups` are not ints;
         `transpose` or `return_state` is not a bool.
       ShardingTypeError: time or space is sharded on an explicit mesh.

@@ -168,6 +168,9 @@ def _pads(name, space, filter, strides, padding, dilation, transpose) -> Sequenc
     rank = len(space)
     if not (isinstance(padding, str) or isinstance(padding, Sequence) and len(padding) == rank):
         raise ValueError(f"{name}: padding is {format_value(padding)}, want a str, or a pair for each of {rank} axes of space")
+    names = ("SAME", "VALID") if transpose else ("SAME", "SAME_LOWER", "VALID")
+    if isinstance(padding, str) and padding.upper() not in names:
+        raise ValueError(f"{name}: padding is {format_value(padding)}, want one of {names}, or a pair for each of {rank} axes of space")
     if not rank:
         return ()
     images, filters = (0, rank + 1, *range(1, rank + 1)), (rank + 1, rank, *range(rank))

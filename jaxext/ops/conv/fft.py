@@ -12,7 +12,7 @@ result, a block of the outputs along one axis: neighbouring blocks read overlapp
 from step to step; that of wgrad is added up.  If there is one step, XLA computes each spectrum once for a result and its gradients in one
 program.  If there are several, the gradients compute the spectra again, and none is kept.
 
-An element of the result has an error in proportion to the norm of the result, and an infinity of x or w spreads over all.
+The error of each element is in proportion to the norms of x and w, also of what it does not read, and an infinity spreads over all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ from jaxext.ops.conv.xla_plan import Conv
 from jaxext.ops.conv.xla_views import divisor, moveaxis, pair, repeat, zeros
 
 MOST_AXES = 3  # of lax.fft
-IN_THE_NORM = "only by name, or tuned under a tolerance: its error is in the norm of the result, and an infinity spreads"
+IN_THE_NORM = "only by name, or tuned under a tolerance: its error is in the norm of the operands, and an infinity spreads"
+SPLIT = (
+    "XLA's partitioner may split this program, and gives FFTs layouts that its CPU backend refuses: "
+    "use jit with automatic axes, or a shard_map over all axes, and no export"
+)
 # The spectra of a step have so many bytes, if that is possible.
 STEP_BYTES, STEP_BYTES_ELSEWHERE = 64 << 20, 1 << 30
 # Nanoseconds on one core of a CPU: of a point of a transform and each bit of their number, of a product of complex numbers.
@@ -51,8 +55,8 @@ class Steps:
 
     Attributes:
       axis: the spatial axis that is cut into blocks.
-      outputs: of a block, along it.
-      groups, images: of a step.
+      outputs: the number in a block, along it.
+      groups, images: the number in a step.
     """
 
     axis: int
@@ -78,7 +82,7 @@ class FftConv(Implementation):
         inexact = [jnp.issubdtype(dtype, jnp.inexact) for dtype in (*call.dtypes.values(), call.dtype)]
         if not all(inexact):
             return "an FFT rounds, want floating-point or complex numbers"
-        return None if call.partitioner.by_labels else "XLA's partitioner would split the FFT, want jit with automatic axes, or shard_map"
+        return None if call.partitioner.by_labels else SPLIT
 
     def plan(self, call: Call) -> Plan | str:
         return self._reason("refuses", call) or FftPlan(self, call)
@@ -135,7 +139,13 @@ def steps(conv: Conv) -> list[Steps]:
     outputs, taps, stride = window.output[axis], _taps(window)[axis], window.stride[axis]
     blocks = {(good_length(taps << i) - taps) // stride + 1 for i in range(1, 7)}
     found = [_within(conv, axis, n) for n in {outputs, *(n for n in blocks if n < outputs)}]
-    return sorted(found, key=lambda config: (run_ms(conv, config), config.outputs))[:CANDIDATES]
+
+    def order(config: Steps) -> tuple[int, float, int]:
+        """The least time on a CPU.  Elsewhere the fewest steps, each of which is a few kernels."""
+        count = 0 if conv.platform == "cpu" else math.prod(_counts(conv, config))
+        return count, run_ms(conv, config), config.outputs
+
+    return sorted(found, key=order)[:CANDIDATES]
 
 
 def _within(conv: Conv, axis: int, outputs: int) -> Steps:
@@ -143,16 +153,22 @@ def _within(conv: Conv, axis: int, outputs: int) -> Steps:
     most = STEP_BYTES if conv.platform == "cpu" else STEP_BYTES_ELSEWHERE
     shape = _frequencies(conv, points(conv, Steps(axis, outputs, 1, 1)))
     spectrum = 2 * _complex(conv).itemsize * math.prod(shape)  # with the numbers that it is of
-    of_image, of_filter = spectrum * (conv.C + conv.K), spectrum * conv.C * conv.K
-    groups = divisor(conv.G, max(1, most // (of_image * conv.N + of_filter)))
-    groups *= divisor(conv.B, max(1, most // (of_image * conv.N + of_filter) // groups)) if groups == conv.G else 1
-    return Steps(axis, outputs, groups, divisor(conv.N, max(1, (most // groups - of_filter) // of_image)))
+    image, filters = spectrum * (conv.C + conv.K), spectrum * conv.C * conv.K
+    pairs = most // (image * conv.N + filters)  # of filters and groups
+    groups = _even_part(conv.G, pairs)
+    groups *= _even_part(conv.B, pairs // groups) if groups == conv.G else 1
+    return Steps(axis, outputs, groups, divisor(conv.N, max(1, (most // groups - filters) // image)))
+
+
+def _even_part(n: int, most: int) -> int:
+    """The size of a part of n, if there are as few parts as possible, of at most `most`."""
+    return -(-n // -(-n // max(1, most)))
 
 
 def run_ms(conv: Conv, config: Steps) -> float:
     """Expected milliseconds on one core of a CPU."""
     count, lengths = math.prod(_counts(conv, config)), points(conv, config)
-    n, pairs = math.prod(lengths), conv.groups // config.groups
+    n, pairs = math.prod(lengths), _counts(conv, config)[0]
     transforms = count * config.groups * config.images * (conv.C + conv.K) + pairs * config.groups * conv.C * conv.K
     products = count * config.groups * config.images * conv.C * conv.K * math.prod(_frequencies(conv, lengths))
     return 1e-6 * (POINT_NS * transforms * n * math.log2(n) + PRODUCT_NS * products)
@@ -171,8 +187,10 @@ def _extents(conv: Conv, config: Steps) -> list[int]:
 
 
 def _counts(conv: Conv, config: Steps) -> tuple[int, int, int]:
-    """The numbers of steps: of groups, of images, of blocks."""
-    return conv.groups // config.groups, conv.N // config.images, -(-conv.window.output[config.axis] // config.outputs)
+    """The numbers of steps: of filters and groups, of images, of blocks."""
+    sizes = _group_sizes(conv, config)
+    groups = math.prod(-(-n // size) for n, size in zip((conv.B, conv.G), sizes, strict=True))
+    return groups, conv.N // config.images, -(-conv.window.output[config.axis] // config.outputs)
 
 
 def _taps(window: Window) -> list[int]:
@@ -190,18 +208,18 @@ def _complex(conv: Conv) -> np.dtype:
 def _fprop(conv: Conv, config: Steps, x: jax.Array, w: jax.Array) -> jax.Array:
     """(B, N, *input, G, C) and (B, G, K, *filter, C), in dgrad with C and K exchanged -> (B, N, *output, G, K)"""
     window, lengths, groups = conv.window, points(conv, config), _group_sizes(conv, config)
-    _, images, blocks = _counts(conv, config)
+    parts, images, blocks = _counts(conv, config)
     space = tuple(range(4, 4 + window.rank))  # of spectra
     x = _padded(conv, config, x)
 
-    def of_groups(i, y):
+    def group_step(i, y):
         b, g = _first_groups(conv, groups, i)
         part = _part(w, {0: (b, groups[0]), 1: (g, groups[1])})  # (b, g, K, *filter, C), or with C and K exchanged
         part = moveaxis(part, (-1, 2), (2, 3)) if conv.dgrad else moveaxis(part, -1, 3)
         spectrum = _spectrum if conv.dgrad else _reversed_spectrum
         filters = spectrum(conv, lengths, part, [(0, d) for d in window.filter_dilation])
 
-        def of_block(j, y):
+        def block_step(j, y):
             n, p = _first_outputs(conv, config, blocks, j)
             inputs = _inputs(conv, config, lengths, x, b, n, g, p)
             outputs = _inverse(conv, lengths, _sum_of_products(conv, inputs[:, :, :, None], filters[:, None], 4))
@@ -213,22 +231,22 @@ def _fprop(conv: Conv, config: Steps, x: jax.Array, w: jax.Array) -> jax.Array:
             starts = [b, n, *[p if i == config.axis else np.int32(0) for i in range(window.rank)], g, np.int32(0)]
             return lax.dynamic_update_slice(y, outputs, starts, allow_negative_indices=False)
 
-        return _loop(images * blocks, of_block, y)
+        return _loop(images * blocks, block_step, y)
 
-    return _loop(conv.groups // config.groups, of_groups, zeros(conv.shape, conv.result, x, w))
+    return _loop(parts, group_step, zeros(conv.shape, conv.result, x, w))
 
 
 def _wgrad(conv: Conv, config: Steps, x: jax.Array, y: jax.Array) -> jax.Array:
     """(B, N, *input, G, C) and (B, N, *output, G, K) -> (B, G, K, *filter, C)"""
     window, lengths, groups = conv.window, points(conv, config), _group_sizes(conv, config)
-    _, images, blocks = _counts(conv, config)
+    parts, images, blocks = _counts(conv, config)
     at = 2 + config.axis
     x = _padded(conv, config, x)
 
-    def of_groups(i, w):
+    def group_step(i, w):
         b, g = _first_groups(conv, groups, i)
 
-        def of_block(j, total):
+        def block_step(j, total):
             n, p = _first_outputs(conv, config, blocks, j)
             inputs = _inputs(conv, config, lengths, x, b, n, g, p)
             parts = {0: (b, groups[0]), 1: (n, config.images), at: (p, config.outputs), y.ndim - 2: (g, groups[1])}
@@ -240,12 +258,12 @@ def _wgrad(conv: Conv, config: Steps, x: jax.Array, y: jax.Array) -> jax.Array:
             return total + _sum_of_products(conv, inputs[:, :, :, None], outputs[:, :, :, :, None], 1)
 
         total = zeros((*groups, conv.K, conv.C, *_frequencies(conv, lengths)), _complex(conv), x, y)
-        filters = _inverse(conv, lengths, _loop(images * blocks, of_block, total))
+        filters = _inverse(conv, lengths, _loop(images * blocks, block_step, total))
         filters = lax.slice(filters, (0,) * filters.ndim, (*filters.shape[:4], *_taps(window)), (1,) * 4 + window.filter_dilation)
         starts = [b, g, *[np.int32(0)] * (w.ndim - 2)]
         return lax.dynamic_update_slice(w, moveaxis(filters, 3, -1).astype(w.dtype), starts, allow_negative_indices=False)
 
-    return _loop(conv.groups // config.groups, of_groups, zeros(conv.shape, conv.result, x, y))
+    return _loop(parts, group_step, zeros(conv.shape, conv.result, x, y))
 
 
 def _group_sizes(conv: Conv, config: Steps) -> tuple[int, int]:
@@ -254,9 +272,10 @@ def _group_sizes(conv: Conv, config: Steps) -> tuple[int, int]:
 
 
 def _first_groups(conv: Conv, sizes: tuple[int, int], i):
-    """The first filter and the first group of step i."""
-    b, g = pair(i, conv.B // sizes[0], conv.G // sizes[1])
-    return b * np.int32(sizes[0]), g * np.int32(sizes[1])
+    """The first filter and the first group of step i.  The last part is as large as the others, so it begins earlier."""
+    each = (conv.B, conv.G)
+    indices = pair(i, *(-(-n // size) for n, size in zip(each, sizes, strict=True)))
+    return [lax.min(at * np.int32(size), np.int32(n - size)) for at, size, n in zip(indices, sizes, each, strict=True)]
 
 
 def _first_outputs(conv: Conv, config: Steps, blocks: int, j):
@@ -309,6 +328,7 @@ def _spectrum(conv: Conv, lengths: Sequence[int], x: jax.Array, lows: Sequence[t
 
 def _reversed_spectrum(conv: Conv, lengths: Sequence[int], x: jax.Array, lows: Sequence[tuple[int, int]]) -> jax.Array:
     """The spectrum of x in reverse order, in which a circular convolution is a correlation with x."""
+    x = x.astype(conv.sums)
     return lax.conj(_spectrum(conv, lengths, lax.conj(x) if _is_complex(conv) else x, lows))
 
 

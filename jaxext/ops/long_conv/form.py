@@ -42,8 +42,7 @@ class LongFftPlan(FftPlan):
             return "an axis is empty"
         direct = next(iter(XlaConvPlan(DIRECT, self.call).found.values()))
         if self.call.platform != "cpu" or direct.cost is None:
-            taps = self.conv.taps if self.conv.open == "y" else self.conv.outputs
-            return None if taps >= LONG else f"there are {taps} terms in a sum, want {LONG}"
+            return None if self.conv.taps >= LONG else f"the filter has {self.conv.taps} taps, want {LONG}"
         ours = run_ms(self.conv, self.configs[0])
         return None if ours < direct.cost.run_ms else f"{ours:.2g} ms are expected, and {direct.cost.run_ms:.2g} ms of the direct sum"
 
@@ -60,6 +59,8 @@ LONG_CONV = defined("long_conv", 1, FAMILY)
 
 def reach(steps: int, taps: int, causal: bool) -> tuple[slice, tuple[int, int]]:
     """The taps that meet a step, and how many steps these read before and behind the present one."""
+    if not isinstance(steps, int):  # then all of them may
+        steps = taps
     present = 0 if causal else (taps - 1) // 2  # the tap that meets the present step
     first, last = max(0, min(present, present + 1 - steps)), min(taps, present + max(1, steps))
     return slice(first, last), (last - 1 - present, present - first)
