@@ -45,6 +45,7 @@ SPLIT = (
 STEP_BYTES, STEP_BYTES_ELSEWHERE = 64 << 20, 1 << 30
 # Nanoseconds on one core of a CPU: of a point of a transform and each bit of their number, of a product of complex numbers.
 POINT_NS, PRODUCT_NS = 0.25, 0.4
+SEVERAL = 1.5  # several steps are taken if this many times their time is less: they copy, and share no spectra with the gradients
 TERMS = 16  # of a sum of products that are added in one pass
 CANDIDATES = 4
 
@@ -142,8 +143,8 @@ def steps(conv: Conv) -> list[Steps]:
 
     def order(config: Steps) -> tuple[int, float, int]:
         """The least time on a CPU.  Elsewhere the fewest steps, each of which is a few kernels."""
-        count = 0 if conv.platform == "cpu" else math.prod(_counts(conv, config))
-        return count, run_ms(conv, config), config.outputs
+        count = math.prod(_counts(conv, config))
+        return 0 if conv.platform == "cpu" else count, run_ms(conv, config) * (SEVERAL if count > 1 else 1), config.outputs
 
     return sorted(found, key=order)[:CANDIDATES]
 
