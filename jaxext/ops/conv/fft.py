@@ -43,8 +43,8 @@ SPLIT = (
 )
 # The spectra of a step have so many bytes, if that is possible.
 STEP_BYTES, STEP_BYTES_ELSEWHERE = 64 << 20, 1 << 30
-# Nanoseconds on one core of a CPU: of a point of a transform and each bit of their number, of a product of complex numbers.
-POINT_NS, PRODUCT_NS = 0.25, 0.4
+# Nanoseconds on two cores of a CPU: of a point of a transform and each bit of their number, of a product of complex numbers, of a step.
+POINT_NS, PRODUCT_NS, STEP_NS = 0.25, 0.4, 1e5
 SEVERAL = 1.5  # several steps are taken if this many times their time is less: they copy, and share no spectra with the gradients
 TERMS = 16  # of a sum of products that are added in one pass
 CANDIDATES = 4
@@ -167,12 +167,12 @@ def _even_part(n: int, most: int) -> int:
 
 
 def run_ms(conv: Conv, config: Steps) -> float:
-    """Expected milliseconds on one core of a CPU."""
+    """Expected milliseconds on two cores of a CPU."""
     count, lengths = math.prod(_counts(conv, config)), points(conv, config)
     n, pairs = math.prod(lengths), _counts(conv, config)[0]
     transforms = count * config.groups * config.images * (conv.C + conv.K) + pairs * config.groups * conv.C * conv.K
     products = count * config.groups * config.images * conv.C * conv.K * math.prod(_frequencies(conv, lengths))
-    return 1e-6 * (POINT_NS * transforms * n * math.log2(n) + PRODUCT_NS * products)
+    return 1e-6 * (POINT_NS * transforms * n * math.log2(n) + PRODUCT_NS * products + STEP_NS * (count - 1))
 
 
 def points(conv: Conv, config: Steps) -> list[int]:

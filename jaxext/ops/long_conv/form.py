@@ -23,6 +23,8 @@ from jaxext.ops.conv.xla import XlaConv, XlaConvPlan
 
 # From so many taps on the FFT is taken where no time of the direct sum is expected, as on GPUs.
 LONG = 128
+# The direct sum takes this many times what is expected of it, where a filter has many taps: 1.2 to 2.7 times were measured.
+OPTIMISTIC = 1.5
 
 
 class LongFft(FftConv):
@@ -43,8 +45,8 @@ class LongFftPlan(FftPlan):
         direct = next(iter(XlaConvPlan(DIRECT, self.call).found.values()))
         if self.call.platform != "cpu" or direct.cost is None:
             return None if self.conv.taps >= LONG else f"the filter has {self.conv.taps} taps, want {LONG}"
-        ours = run_ms(self.conv, self.configs[0])
-        return None if ours < direct.cost.run_ms else f"{ours:.2g} ms are expected, and {direct.cost.run_ms:.2g} ms of the direct sum"
+        ours, theirs = run_ms(self.conv, self.configs[0]), OPTIMISTIC * direct.cost.run_ms
+        return None if ours < theirs else f"{ours:.2g} ms are expected, and {theirs:.2g} ms of the direct sum"
 
 
 DIRECT = XlaConv()
