@@ -51,6 +51,9 @@ def test_edges():
     assert got.dtype == jnp.bfloat16
     want = reference(x.astype(np.float32), w, w[0], x.astype(np.float32))
     np.testing.assert_array_equal(got, want.astype(jnp.bfloat16))  # rounded once
+    z = jax.lax.complex(w, -w)
+    got = jaxext.long_conv(z, x[:4], implementation="fft")  # a filter of 16 bits beside complex numbers
+    np.testing.assert_allclose(got, reference(z, x[:4].astype(np.complex64)), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -88,6 +91,7 @@ def test_the_choice_is_by_cost():
     backward = lambda x, w: jax.vjp(jaxext.long_conv, x, w)[1](x)
     assert chosen(4) == [("long_conv_fprop", "xla")] and chosen(16384) == [("long_conv_fprop", "fft")]
     assert {op for op, by in chosen(16384, f=backward) if by == "fft"} == {f"long_conv_{role}" for role in ("fprop", "dgrad", "wgrad")}
+    assert {by for _, by in chosen(4, "cuda", backward)} == {"xla"}
     assert chosen(4, "cuda") == [("long_conv_fprop", "xla")] and chosen(256, "cuda") == [("long_conv_fprop", "fft")]
     shapes = jax.ShapeDtypeStruct((1, 16384, 64), np.float32), jax.ShapeDtypeStruct((16, 64), np.float32)
     assert "ms of the direct sum" in jaxext.explain(jaxext.long_conv)(*shapes).rows[0].refused["fft"]
