@@ -17,6 +17,7 @@ import functools
 import math
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +145,8 @@ def show_costs(length):
     ms = np.median(ms[1:], axis=0)
     print(f"\n{length} steps, {WIDTH} channels       result           with gradients")
     for (name, _, w), times, of_row in zip(rows, ms, programs, strict=True):
-        mib = [program.memory_analysis().temp_size_in_bytes / 2**20 for program in of_row]
+        analyses: Any = [program.memory_analysis() for program in of_row]
+        mib = [analysis.temp_size_in_bytes / 2**20 for analysis in analyses]
         print(f"{name:7} {len(w):6} taps" + "".join(f"   {t:7.1f} ms {m:5.1f} MiB" for t, m in zip(times, mib, strict=True)))
     results = [program(x, w) for (program, _), (_, _, w) in zip(programs, rows, strict=True)]
     return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in (results[:2], results[2:]))

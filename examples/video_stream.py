@@ -19,6 +19,7 @@ import functools
 import math
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,8 @@ GOAL = 0.5  # of the error of black frames
 @functools.cache
 def sprites():
     """Handwritten digits of DIGIT x DIGIT pixels from 0 to 1; those of scikit-learn have 8 x 8."""
-    images = load_digits().images.astype(np.float32) / 16
+    loaded: Any = load_digits()
+    images = loaded.images.astype(np.float32) / 16
     return np.asarray(jax.image.resize(images, (len(images), DIGIT, DIGIT), "linear"))
 
 

@@ -160,17 +160,16 @@ def halo_causal_conv(
     how: dict[str, Any] = dict(precision=precision, implementation=implementation)
     # Traced for what it refuses, before shapes are relied on.
     jax.eval_shape(lambda: causal_conv.convolution(name, arrays, return_state=False, **arguments, **how))
-    x, w = jnp.asarray(x), jnp.asarray(w)
-    sizes = _sizes(name, axis_names, x.ndim - 2, "axes, time first")
-    whole = [n * parts for n, parts in zip(x.shape, (1, *sizes, 1), strict=True)]
-    geometry = causal_conv.geometry_of(name, tuple(whole), w.shape, **arguments)
-    x, w, *given = align_varying(x, w, *([] if state is None else [jnp.asarray(state)]))
+    part, filters, *given = align_varying(*map(jnp.asarray, arrays.values()))
+    sizes = _sizes(name, axis_names, part.ndim - 2, "axes, time first")
+    whole = [n * parts for n, parts in zip(part.shape, (1, *sizes, 1), strict=True)]
+    geometry = causal_conv.geometry_of(name, tuple(whole), filters.shape, **arguments)
     before = given[0] if given else None
-    before = before if axis_names[0] is None else _before(x, 1, axis_names[0], geometry.steps, before)
-    x = causal_conv.after(before, x, geometry.steps)
+    before = before if axis_names[0] is None else _before(part, 1, axis_names[0], geometry.steps, before)
+    part = causal_conv.after(before, part, geometry.steps)
     names = {i: axis for i, axis in enumerate(axis_names) if i}
-    x, window = _with_halos(name, x, geometry.window, range(1, x.ndim - 1), names)
-    return causal_conv.convolved(name, dataclasses.replace(geometry, window=window), x, w, **how)
+    part, window = _with_halos(name, part, geometry.window, range(1, part.ndim - 1), names)
+    return causal_conv.convolved(name, dataclasses.replace(geometry, window=window), part, filters, **how)
 
 
 def halo_causal_conv1d(

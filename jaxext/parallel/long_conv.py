@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,24 +64,25 @@ def split_long_conv(
     """
     name, optional = "split_long_conv", checks.given(skip=skip, gate=gate)
     n = devices_along(axis_name, f"{name}: axis_name")
-    how = dict(precision=precision, implementation=implementation)
+    how: dict[str, Any] = dict(precision=precision, implementation=implementation)
     jax.eval_shape(functools.partial(long_conv, causal=causal, **how), x, w, **optional)  # traced for what it refuses
-    x, w, optional = jax.tree.map(jnp.asarray, (x, w, optional))
-    steps, channels = x.shape[-2:]
-    taps, (before, behind) = form.reach(n * steps, w.shape[0], causal)
-    dtype = form.summed_dtype(optional, x.dtype)
-    x, w = align_varying(x, w[taps])
+    part, filters = jnp.asarray(x), jnp.asarray(w)
+    steps, channels = part.shape[-2:]
+    time, last = part.ndim - 2, part.ndim - 1
+    taps, (before, behind) = form.reach(n * steps, filters.shape[0], causal)
+    dtype = form.summed_dtype(optional, part.dtype)
+    part, filters = align_varying(part, filters[taps])
 
-    def summed(padding, x, w):
-        return form.program(name, padding, dtype, x, w, **how)
+    def summed(padding, part, filters):
+        return form.program(name, padding, dtype, part, filters, **how)
 
     sent = sum(map(sum, (senders(rows, steps, n) for rows in (before, behind))))
-    if w.ndim == 2 and channels % n == 0 and sent * n > 2 * (n - 1) * steps:
+    if filters.ndim == 2 and channels % n == 0 and sent * n > 2 * (n - 1) * steps:
         own = channels // n
-        turned = lax.all_to_all(x, axis_name, x.ndim - 1, x.ndim - 2, tiled=True)
-        w = lax.dynamic_slice_in_dim(w, lax.axis_index(axis_name) * own, own, 1)
-        y = lax.all_to_all(summed((before, behind), turned, w), axis_name, x.ndim - 2, x.ndim - 1, tiled=True)
+        filters = lax.dynamic_slice_in_dim(filters, lax.axis_index(axis_name) * own, own, 1)
+        y = summed((before, behind), lax.all_to_all(part, axis_name, last, time, tiled=True), filters)
+        y = lax.all_to_all(y, axis_name, time, last, tiled=True)
     else:
-        low, high = (edge(x, x.ndim - 2, axis_name, rows, before=rows_before) for rows, rows_before in ((before, True), (behind, False)))
-        y = summed((0, 0), lax.concatenate([low, x, high], x.ndim - 2), w)
-    return form.combined(y, {"x": x, **optional})
+        low, high = edge(part, time, axis_name, before, before=True), edge(part, time, axis_name, behind, before=False)
+        y = summed((0, 0), lax.concatenate([low, part, high], time), filters)
+    return form.combined(y, {"x": part} | {argument: jnp.asarray(of) for argument, of in optional.items()})

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ def test_gradients_pass_through_the_state(case):
 @pytest.mark.slow
 def test_every_rule_is_the_references():
     (x, w, _), said = some("video")
-    numbers = dict(dimension_numbers=("NDHWC", "DHWIO", "NDHWC"), rhs_dilation=said["dilation"])
+    numbers: dict[str, Any] = dict(dimension_numbers=("NDHWC", "DHWIO", "NDHWC"), rhs_dilation=said["dilation"])
     reference = lambda x, w: lax.conv_general_dilated(x, w, said["strides"], [(2, 0), (1, 1), (2, 2)], **numbers)
     ours, x, w = functools.partial(jaxext.causal_conv, **said), jnp.concatenate([x[:, :3]] * 4), jnp.concatenate([w] * 2, -1)[..., :8]
     splits = [testing.Split((P("x"), P()), P("x"))]
@@ -108,7 +109,7 @@ def test_decoding_in_a_scan_does_not_copy_the_cache():
         return jnp.moveaxis(y, 0, 1), state
 
     np.testing.assert_array_equal(decode(x, w, before)[0], jaxext.causal_conv(x, w, state=before))
-    hlo = decode.lower(x, w, before).compile().as_text()
+    hlo: Any = decode.lower(x, w, before).compile().as_text()
     cache = rf"f32\[{','.join(map(str, before.shape))}\]"
     copies = re.findall(rf"= {cache}\S* copy\(", hlo.split("ENTRY")[0])
     assert re.search(cache, hlo) and copies == []

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,12 +110,13 @@ def test_memory_is_that_of_a_step(monkeypatch):
         f, shapes = long(taps=taps)
         signal = 4 * shapes[0].size
         for fun in (f, lambda x, w, f=f: jax.vjp(f, x, w)[1](x)):
-            memory = jax.jit(fun).lower(*shapes).compile().memory_analysis()
+            memory: Any = jax.jit(fun).lower(*shapes).compile().memory_analysis()
             assert memory.temp_size_in_bytes < 3.01 * signal
         how = jaxext.explain(f)(*shapes).rows[0].how
         assert re.fullmatch(r"\d+ points in \d+ steps", how)
     monkeypatch.undo()
-    assert jax.jit(lambda x, w: f(x, w) + 0).lower(*shapes).compile().memory_analysis().temp_size_in_bytes > 4 * signal
+    memory = jax.jit(lambda x, w: f(x, w) + 0).lower(*shapes).compile().memory_analysis()
+    assert memory.temp_size_in_bytes > 4 * signal
 
 
 def test_spectra_of_one_step_are_shared():
@@ -122,7 +124,7 @@ def test_spectra_of_one_step_are_shared():
 
     def transforms(f):
         fun = lambda x, w: jax.value_and_grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1))(x, w)
-        text = jax.jit(fun).lower(*shapes).compile().as_text()
+        text: Any = jax.jit(fun).lower(*shapes).compile().as_text()
         return len(re.findall(r" fft\(", text))
 
     f, shapes = long(steps=256, taps=256)
@@ -148,6 +150,7 @@ def test_nobody_takes_it_unnamed(tmp_path):
     with pytest.warns(UserWarning, match="wrong results"):
         (row,) = tune(tolerance=1e-9, table=tmp_path / "c.json")(*shapes).rows
     assert [c.wrong for c in row.candidates if c.implementation == "fft"] == [True]
+    bad: Any
     for bad in (0.0, 1, "1e-6"):
         with pytest.raises(ValueError, match="tolerance is .*, want a float between 0 and 1"):
             jaxext.tune(convolve, tolerance=bad)
@@ -170,7 +173,7 @@ def test_refusals():
             f, x, w = convolve(rank, dtype)
             jax.block_until_ready(f(x, w, (1,) * rank, "VALID"))
     (n,) = jax.export.symbolic_shape("n")
-    f = functools.partial(jaxext.conv, window_strides=(1,), padding="SAME", implementation="fft")
+    f: Any = functools.partial(jaxext.conv, window_strides=(1,), padding="SAME", implementation="fft")
     with pytest.raises(NotImplementedError, match="XLA's partitioner may split this program"):
         jax.export.export(jax.jit(f))(np.ones((1, 1, 8), np.float32), np.ones((1, 1, 3), np.float32))
     with pytest.raises(NotImplementedError, match="symbolic"):

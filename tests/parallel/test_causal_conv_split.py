@@ -1,6 +1,7 @@
 """Causal convolution split along time and along space: on eight devices what one computes, with its gradients."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +36,8 @@ def check(ours, *operands, **said):
 
 def test_sequences():
     """The state of a device is that of the one before, by one message."""
-    operands, said = some((2, 32, 6), (3, 3, 4), (2, 4, 6)), dict(strides=2, dilation=2, groups=2)
+    said: dict[str, Any] = dict(strides=2, dilation=2, groups=2)
+    operands = some((2, 32, 6), (3, 3, 4), (2, 4, 6))
     ours = split(("t",), **said)
     check(ours, *operands, **said)
     assert collectives(ours.lower(*operands).compile()) == {"collective-permute": 1}

@@ -207,7 +207,7 @@ def test_the_sequences_that_the_hyena_block_reads():
     pairs, keys = long_convolution.PAIRS, long_convolution.KEYS
     for row, values in zip(tokens, labels, strict=True):
         (heard,) = np.nonzero(row[:-pairs] >= 0)
-        said = dict(row[heard].reshape(-1, 2))
+        said = {int(key): int(value) for key, value in row[heard].reshape(-1, 2)}
         assert len(said) == pairs and heard.max() < 32 and {*said} <= {*range(keys)}
         assert [said[key] - keys for key in row[-pairs:]] == [*values]
 

@@ -155,7 +155,7 @@ def geometry_of(name: str, x: tuple[int, ...], w: tuple[int, ...], *, strides, p
 
 def _per_axis(name: str, argument: str, value: Any, axes: int) -> tuple[int, ...]:
     """Positive numbers, one for each axis."""
-    each = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * axes
+    each: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * axes
     if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in each):
         raise TypeError(f"{name}: {argument} is {format_value(value)}, want an int, or one for each of {axes} axes, time first")
     if len(each) != axes or min(each) < 1:
