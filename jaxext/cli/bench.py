@@ -37,6 +37,7 @@ from jaxext.tables import environment
 from jaxext.tuning import timing
 
 ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "backward", "step")
+UNASKED = ("fft",)  # taken by name alone, and so measured
 UNFOLDED = 240  # columns of tables in files and pipes
 QUICK = 2e6  # operations per role in a trial of the harness
 STUCK_S = 120  # a row on a GPU that takes longer waits for a kernel that hangs, which only the end of the process ends
@@ -62,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     how = parser.add_argument_group("how, with no active table of measurements")
     known = ", ".join(report.libraries()[1:])  # not its choices: what --import imports registers more
-    how.add_argument("--implementation", action="append", default=[], metavar="NAME", help=f"beside lax (default: all): {known}, or yours")
+    beside = f"beside lax (default: all but fft): {known}, or yours"
+    how.add_argument("--implementation", action="append", default=[], metavar="NAME", help=beside)
     how.add_argument("--without", action="append", default=[], metavar="NAME", help="a library to leave out: one of these, or lax")
     how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
@@ -150,7 +152,7 @@ def _libraries(options: argparse.Namespace) -> list[str]:
     for option, names, of in (("--implementation", options.implementation, known[1:]), ("--without", options.without, known)):
         if unknown := [name for name in names if name not in of]:
             raise UsageError(f"{option}: no {unknown[0]!r}, want one of {', '.join(of)}; --import MODULE imports what registers yours")
-    asked = {"lax", *(options.implementation or known)} - {*options.without}
+    asked = {"lax", *(options.implementation or [name for name in known if name not in UNASKED])} - {*options.without}
     return [library for library in known if library in asked]
 
 

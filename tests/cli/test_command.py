@@ -219,7 +219,7 @@ def test_info(capsys, cache, monkeypatch):
     assert state["cpu", "matmul", "xla"] == "preferred"
     assert state["cpu", "convolution", "triton"] == "not available: platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
     assert state["cpu", "depthwise convolution", "cuda"] == "not available: platform is 'cpu', want 'cuda'"
-    assert {platform for platform, *_ in state} == {"cpu", "cuda sm_90a"} and len(state) == 18
+    assert {platform for platform, *_ in state} == {"cpu", "cuda sm_90a"} and len(state) == 22  # fft: of convolutions alone
     assert document["table"]["read from"] == str(cache)
 
 
@@ -231,7 +231,7 @@ def test_info_says_why_not(capsys, monkeypatch, cache):
     monkeypatch.setattr(active, "_tables", {})
     tables = said(capsys, "info", "--arch", "sm_75")
     assert not re.search(r"^\S.* None$", tables, re.MULTILINE)  # neither "commit  None" nor "ignored  None"
-    lines = [line for line in tables.splitlines() if line.startswith("cuda sm_75")]
+    lines = [line for line in tables.splitlines() if line.startswith("cuda sm_75") and " fft " not in line]
     said_of_all = "matmul, convolution, depthwise convolution  "
     assert len(lines) == 3 and all(said_of_all in line for line in lines)
     assert sum("not available: built without CUDA (no nvcc)" in line for line in lines) == 1

@@ -77,7 +77,8 @@ def test_tune_interrupted(capsys, stand_in_for_tune, monkeypatch):
 def test_tune_the_suite(capsys, stand_in_for_tune):
     assert command.main(["tune", "--tags", "mamba", "--only", "k=4", "--table", "t.json"]) in (0, 1)
     assert stand_in_for_tune and all(
-        options == {"backward": False, "candidates": 8, "table": pathlib.Path("t.json")} for _, options in stand_in_for_tune
+        options == {"backward": False, "candidates": 8, "tolerance": None, "table": pathlib.Path("t.json")}
+        for _, options in stand_in_for_tune
     )
     small = sum(math.prod(shape) for arrays, _ in stand_in_for_tune for shape, _ in arrays)
     stand_in_for_tune.clear()
