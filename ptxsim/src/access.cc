@@ -1,5 +1,6 @@
-// Loads, stores, atomic additions and cp.async.
+// Loads, stores, atomic operations and cp.async.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "floats.h"
@@ -56,18 +57,58 @@ void St(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
-// atom.add and red.add (flag), a lane after the other
+enum Atomic { kAdd, kMin, kMax, kAnd, kOr, kXor, kExch, kCas, kInc, kDec };
+constexpr std::string_view kAtomics[] = {"add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"};
+
+// What the memory holds afterwards; c: of cas.
+uint64_t After(const Instruction& i, uint64_t old, uint64_t b, uint64_t c) {
+  const Type type = i.type;
+  const uint64_t width = Ones(BitsOf(type));
+  const auto least = [&](bool less) { return less == (i.choice == kMin) ? old : b; };
+  const auto half = [&](int shift) {
+    const Format f = FormatOf(type);
+    return static_cast<uint64_t>(Encode(Decode(old >> shift & 0xffff, f) + Decode(b >> shift & 0xffff, f), f)) << shift;
+  };
+  b &= width;
+  switch (i.choice) {
+    case kAdd:
+      return type == Type::kF32                              ? BitsOfFloat(FloatOf(old) + FloatOf(b))
+             : type == Type::kF64                            ? Bits(Get<double>(old) + Get<double>(b))
+             : type == Type::kF16 || type == Type::kBF16     ? half(0)
+             : type == Type::kF16x2 || type == Type::kBF16x2 ? half(0) | half(16)
+                                                             : (old + b) & width;
+    case kMin:
+    case kMax:
+      return IsSigned(type) ? least(IntegerIn(old, type) < IntegerIn(b, type)) : least(old < b);
+    case kAnd:
+      return old & b;
+    case kOr:
+      return old | b;
+    case kXor:
+      return old ^ b;
+    case kExch:
+      return b;
+    case kCas:
+      return old == b ? c & width : old;
+    case kInc:
+      return old >= b ? 0 : old + 1;
+    default:
+      return old == 0 || old > b ? b : old - 1;
+  }
+}
+
+// atom and red (flag), a lane after the other
 void Atom(Warp& w, const Instruction& i, Mask mask) {
   const size_t first = i.flag ? 0 : 1;
   const Operand& address = i.operands[first];
-  const Row base = w.Read(address), a = w.Read(i.operands[first + 1]);
+  const Row base = w.Read(address), a = w.Read(i.operands[first + 1]), c = w.Read(i.operands.back());
+  const int bytes = BitsOf(i.type) / 8;
   Row* d = i.flag ? nullptr : &w.Write(i.operands[0]);
   ForLanes(mask, [&](int l) {
     const uint64_t at = base[l] + address.offset;
-    CheckAligned(w, l, at, 4);
-    const uint64_t old = Load(w, l, i.space, at, 4, true);
-    const uint64_t sum = i.type == Type::kF32 ? BitsOfFloat(FloatOf(old) + FloatOf(a[l])) : old + a[l];
-    Store(w, l, i.space, at, 4, sum, true);
+    CheckAligned(w, l, at, bytes);
+    const uint64_t old = Load(w, l, i.space, at, bytes, true);
+    Store(w, l, i.space, at, bytes, After(i, old, a[l], c[l]), true);
     if (d) (*d)[l] = old;
   });
 }
@@ -134,7 +175,13 @@ bool DecodeMemory(Instruction& instruction) {
   if (atom) {
     instruction.flag = name == "red";
     instruction.handler = Atom;
-    return m.Take("add") && m.empty() && BitsOf(instruction.type) == 32;
+    const auto operation = std::find_if(std::begin(kAtomics), std::end(kAtomics), [&](auto n) { return m.Take(n); });
+    instruction.choice = static_cast<int>(operation - kAtomics);
+    m.Ignore("noftz");
+    const int bits = BitsOf(instruction.type);
+    const bool integer = instruction.type >= Type::kB16 && instruction.type <= Type::kS64 && bits >= (instruction.choice == kCas ? 16 : 32);
+    const bool number = instruction.type >= Type::kF16 && instruction.type <= Type::kF64 && instruction.type != Type::kTF32;
+    return instruction.choice <= kDec && m.empty() && (integer || (number && instruction.choice == kAdd));
   }
   instruction.count = m.Take("v2") ? 2 : m.Take("v4") ? 4 : m.Take("v8") ? 8 : 1;
   m.Ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_last", "L1::evict_first", "L1::no_allocate", "L1::evict_normal",

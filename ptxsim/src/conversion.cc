@@ -10,6 +10,7 @@ namespace {
 
 double FloatIn(uint64_t bits, Type type) {
   if (type == Type::kF32) return FloatOf(bits);
+  if (type == Type::kF64) return Get<double>(bits);
   return Decode(static_cast<uint32_t>(bits & 0xffff), FormatOf(type));
 }
 
@@ -34,20 +35,30 @@ double FloatOfInteger(uint64_t bits, bool is_signed) {
   return negative ? -value : value;
 }
 
-// A float as an integer: the nearest one that there is, and 0 for NaN, or the sign bit of 64 bits.
-uint64_t IntegerOf(double value, Type type) {
+// A float as an integer: the nearest one that there is, and 0 for NaN, or the upper bit where one of both has 64 bits.
+uint64_t IntegerOf(double value, Type type, Type from) {
   const int bits = BitsOf(type);
   const double low = IsSigned(type) ? -std::ldexp(1, bits - 1) : 0, high = std::ldexp(1, bits - IsSigned(type));
-  if (std::isnan(value)) return bits == 64 ? 1ull << 63 : 0;
+  if (std::isnan(value)) return bits == 64 || from == Type::kF64 ? 1ull << (bits - 1) : 0;
   if (value >= high) return Narrow(IsSigned(type) ? (1ull << (bits - 1)) - 1 : -1, type);
   if (value < low) return Narrow(IsSigned(type) ? ~0ull << (bits - 1) : 0, type);
   return Narrow(IsSigned(type) ? static_cast<int64_t>(value) : static_cast<int64_t>(static_cast<uint64_t>(value)), type);
 }
 
 Rounding Way(const Instruction& i) { return static_cast<Rounding>(i.choice & 7); }
-constexpr int kWhole = 8;
+constexpr int kWhole = 8, kFlush = 16;
 
-// One value.  choice: the rounding, with kWhole for .rni and its like between floats; flag: saturate; other: relu.
+void IntegerToDouble(Warp& w, const Instruction& i, Mask mask) {
+  const RoundingMode mode(Way(i));
+  const Row& a = w.Read(i.operands[1]);
+  Row& d = w.Write(i.operands[0]);
+  ForLanes(mask, [&](int l) {
+    const int64_t value = IntegerIn(a[l], i.from);
+    d[l] = Bits(IsSigned(i.from) ? static_cast<double>(value) : static_cast<double>(static_cast<uint64_t>(value)));
+  });
+}
+
+// One value.  choice: the rounding, with kWhole for .rni and its like between floats, kFlush for .ftz; flag: saturate; other: relu.
 void Convert(Warp& w, const Instruction& i, Mask mask) {
   const Row& a = w.Read(i.operands[1]);
   Row& d = w.Write(i.operands[0]);
@@ -58,15 +69,19 @@ void Convert(Warp& w, const Instruction& i, Mask mask) {
       return;
     }
     double value = from_float ? FloatIn(a[l], i.from) : FloatOfInteger(IntegerIn(a[l], i.from), IsSigned(i.from));
+    if (i.from == Type::kF32 && i.choice & kFlush) value = Flush(FloatOf(a[l]), true);
     value = Rectified(value, i.other);
     if (!to_float || i.choice & kWhole) value = Rounded(value, Way(i));
     if (i.flag) value = value > 0 ? std::min(value, 1.0) : 0;
     if (!to_float)
-      d[l] = IntegerOf(value, i.type);
+      d[l] = IntegerOf(value, i.type, i.from);
+    else if (i.type == Type::kF64)
+      d[l] = Bits(value);
     else if (i.type == Type::kF32 && Way(i) == Rounding::kNearestEven)
       d[l] = BitsOfFloat(static_cast<float>(value));
     else
       d[l] = static_cast<uint64_t>(Encode(value, FormatOf(i.type), Way(i))) << (i.type == Type::kTF32 ? 13 : 0);
+    if (i.type == Type::kF32 && i.choice & kFlush) d[l] = BitsOfFloat(Flush(FloatOf(d[l]), true));
   });
 }
 
@@ -135,6 +150,7 @@ bool DecodeConversion(Instruction& instruction) {
   rounding("rni", Rounding::kNearestEven, whole), rounding("rzi", Rounding::kZero, whole), rounding("rmi", Rounding::kDown, whole),
       rounding("rpi", Rounding::kUp, whole);
   instruction.flag = m.Take("satfinite") || (to_float && m.Take("sat")), instruction.other = m.Take("relu");
+  if (m.Take("ftz")) instruction.choice |= kFlush;
   const bool pair_from = instruction.from == Type::kE4M3x2 || instruction.from == Type::kE5M2x2 || instruction.from == Type::kF16x2;
   const Type to = instruction.type;
   const auto is_one = [](Type t) {
@@ -144,6 +160,8 @@ bool DecodeConversion(Instruction& instruction) {
     instruction.handler = ConvertHalves;
   else if (to == Type::kF16x2 || to == Type::kBF16x2 || to == Type::kE4M3x2 || to == Type::kE5M2x2)
     instruction.handler = ConvertPair;
+  else if (to == Type::kF64 && !IsFloat(instruction.from))
+    instruction.handler = is_one(instruction.from) ? IntegerToDouble : nullptr;
   else
     instruction.handler = is_one(to) && is_one(instruction.from) ? Convert : nullptr;
   return instruction.handler != nullptr && m.empty();

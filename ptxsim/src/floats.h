@@ -1,6 +1,7 @@
 // The small floating-point formats, by way of double: each of their values is a double, and rounding once to nearest even is exact.
 #pragma once
 
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -37,6 +38,20 @@ inline double Decode(uint32_t bits, Format f) {
 
 enum class Rounding { kNearestEven, kZero, kNearestAway, kDown, kUp };
 
+// The processor rounds so while this lives.  What it computes must be read from memory and written to it meanwhile.
+class RoundingMode {
+ public:
+  explicit RoundingMode(Rounding way) {
+    std::fesetround(way == Rounding::kZero   ? FE_TOWARDZERO
+                    : way == Rounding::kDown ? FE_DOWNWARD
+                    : way == Rounding::kUp   ? FE_UPWARD
+                                             : FE_TONEAREST);
+  }
+  ~RoundingMode() { std::fesetround(FE_TONEAREST); }
+  RoundingMode(const RoundingMode&) = delete;
+  RoundingMode& operator=(const RoundingMode&) = delete;
+};
+
 // saturate: what is too large becomes the largest number, not infinity.
 inline uint32_t Encode(double value, Format f, Rounding rounding = Rounding::kNearestEven, bool saturate = false) {
   if (std::isnan(value)) return NaN(f);
@@ -61,6 +76,12 @@ inline uint32_t Encode(double value, Format f, Rounding rounding = Rounding::kNe
   const bool never_beyond = rounding == Rounding::kZero || rounding == (sign ? Rounding::kUp : Rounding::kDown);
   if (bits > Largest(f)) return sign | (never_beyond ? Largest(f) : beyond);
   return sign | static_cast<uint32_t>(bits);
+}
+
+// .ftz: of a number of the smallest exponent only its sign.
+template <class T>
+T Flush(T value, bool flush) {
+  return flush && std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(T{0}, value) : value;
 }
 
 // relu, which NaN passes by

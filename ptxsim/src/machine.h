@@ -87,6 +87,7 @@ struct Barrier {
   int64_t wanted = 0, arrived = 0;
   uint32_t generation = 0;
   Clocks arriving, completed;
+  int64_t holds = 0, held = 0, voted = 0;  // bar.red: threads whose predicate holds; those of the generation before, and all of its threads
 };
 
 struct Warp;

@@ -160,7 +160,7 @@ uint8_t* Global(const Warp& warp, uint64_t address, int64_t bytes, bool write, b
 
 // Generic addresses are those of one of the spaces.
 static Space Resolve(Space space, uint64_t& address) {
-  if (space != Space::kGeneric) return space;
+  if (space != Space::kGeneric && (space != Space::kParam || address < kLocalWindow)) return space;  // a call's arguments are local
   const uint64_t window = address & ~(kWindowSize - 1);
   if (window == kSharedWindow) return address -= window, Space::kCluster;
   if (window == kParamWindow) return address -= window, Space::kParam;

@@ -43,12 +43,16 @@ class Parser {
       } else if (word == ".global" || word == ".const") {
         ParseVariable(Where::kGlobals);
       } else if (word == ".shared" || word == ".extern") {
-        if (word == ".extern") Word(), Skip();
-        ParseVariable(Where::kShared);
+        if (word == ".shared" || Word() == ".shared")
+          ParseVariable(Where::kShared);
+        else
+          at_ = text_.find(';', at_) + 1;
       } else if (word == ".section") {
         at_ = text_.find('{', at_), SkipBraces();
-      } else if (word == ".func") {
-        Stop("functions are not inlined");
+      } else if (word == ".func") {  // a call of it is an unknown instruction
+        const size_t end = text_.find(';', at_), body = text_.find('{', at_);
+        at_ = std::min(end + 1, body);
+        if (at_ == body) SkipBraces();
       } else if (word != ".visible" && word != ".weak") {
         at_ = std::min(text_.find('\n', at_), text_.size());
       }
@@ -57,7 +61,7 @@ class Parser {
   }
 
  private:
-  enum class Where { kGlobals, kShared, kLocal };
+  enum class Where { kGlobals, kShared, kLocal, kCall };
 
   [[noreturn]] void Stop(const std::string& why) { throw Fault("line ", Line(), ": ", why, ": ", std::string(text_.substr(at_, 100))); }
   int Line() {
@@ -135,9 +139,9 @@ class Parser {
         if (count) end = (end + align - 1) / align * align;
         symbols_[name] = count ? kSharedStart + end : -1;  // -1: dynamic, behind all static ones
         end += bytes;
-      } else if (where == Where::kLocal) {
+      } else if (where == Where::kLocal || where == Where::kCall) {  // a call's arguments are in the thread's own memory
         kernel_.local_bytes = (kernel_.local_bytes + align - 1) / align * align;
-        symbols_[name] = kernel_.local_bytes;
+        symbols_[name] = kernel_.local_bytes + (where == Where::kCall ? static_cast<int64_t>(kLocalWindow) : 0);
         kernel_.local_bytes += bytes;
       } else {
         auto& globals = module_.globals;
@@ -233,7 +237,9 @@ class Parser {
   }
 
   void ParseDirective() {
-    const std::string word = Word();
+    const size_t start = at_;
+    std::string word = Word();
+    if (word.starts_with(".reg.")) word.resize(4), at_ = start + 4;  // .reg.b32
     if (word == ".reg") {
       const int bits = BitsOf(TypeOf(Word().substr(1)));
       do {
@@ -249,6 +255,8 @@ class Parser {
       Expect(';');
     } else if (word == ".shared" || word == ".local") {
       ParseVariable(word == ".shared" ? Where::kShared : Where::kLocal);
+    } else if (word == ".param") {  // of a call
+      ParseVariable(Where::kCall);
     } else if (word == ".loc") {
       Integer(), source_line_ = static_cast<int>(Integer());
       at_ = std::min(text_.find('\n', at_), text_.size());
@@ -288,6 +296,8 @@ class Parser {
     const int index = static_cast<int>(kernel_.code.size());
     if (i.name == "bra") {
       scopes_.back().branches.emplace_back(index, Word());
+    } else if (i.name == "call") {
+      at_ = text_.find(';', at_);
     } else if (Skip(), text_[at_] != ';') {
       do {
         const int operand = static_cast<int>(i.operands.size());
@@ -298,6 +308,10 @@ class Parser {
     i.text = Tidy(text_.substr(start, at_ - start - 1));
     i.known = DecodeScalar(i) || DecodeConversion(i) || DecodeMemory(i) || DecodeWarp(i) || DecodeTensor(i) || DecodeAsynchronous(i);
     if (!i.known) i.handler = [](Warp&, const Instruction&, Mask) { throw Fault("an instruction that the machine does not know"); };
+    if (i.name == "call" && i.text.find("__assertfail") != std::string::npos) {
+      i.known = true;
+      i.handler = [](Warp&, const Instruction&, Mask) { throw Fault("an assertion of the kernel fails"); };
+    }
     kernel_.code.push_back(std::move(i));
   }
   static std::string Tidy(std::string_view text) {
@@ -407,7 +421,7 @@ bool IsSigned(Type type) {
   return type == Type::kS8 || type == Type::kS16 || type == Type::kS32 || type == Type::kS64 || type == Type::kS16x2;
 }
 
-bool IsFloat(Type t) { return t == Type::kF16 || t == Type::kBF16 || t == Type::kF32 || t == Type::kTF32; }
+bool IsFloat(Type t) { return t == Type::kF16 || t == Type::kBF16 || t == Type::kF32 || t == Type::kTF32 || t == Type::kF64; }
 
 Format FormatOf(Type t) {
   return t == Type::kF16 || t == Type::kF16x2     ? kF16Format

@@ -1,5 +1,6 @@
 // Arithmetic, logic and comparisons: each lane for itself.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <type_traits>
 
@@ -88,11 +89,37 @@ constexpr auto RectifiedMax = [](T a, T b) { return std::max({a, b, T{0}}); };
 template <class T>
 constexpr auto MadLow = [](T a, T b, T c) { return Add<T>(MulLow<T>(a, b), c); };
 template <class T>
+constexpr auto MadHigh = [](T a, T b, T c) { return Add<T>(MulHigh<T>(a, b), c); };
+// Of the low 24 bits of a and b: the low or, of 48, the high 32.
+template <class T, int kShift>
+constexpr auto Mul24 = [](T a, T b) {
+  const auto low = [](T x) { return static_cast<int64_t>(static_cast<T>(Unsigned<T>(x) << 8) >> 8); };
+  return static_cast<T>(low(a) * low(b) >> kShift);
+};
+template <class T, int kShift>
+constexpr auto Mad24 = [](T a, T b, T c) { return Add<T>(Mul24<T, kShift>(a, b), c); };
+template <class T>
+constexpr auto SumOfDifference = [](T a, T b, T c) { return Add<T>(c, a < b ? Sub<T>(b, a) : Sub<T>(a, b)); };
+template <class T>
 constexpr auto Negate = [](T a) { return Sub<T>(0, a); };
 template <class T>
 constexpr auto Absolute = [](T a) { return a < 0 ? Sub<T>(0, a) : a; };
 template <class T>
 constexpr auto PopCount = [](T a) { return static_cast<uint32_t>(__builtin_popcountll(a)); };
+template <class T>
+constexpr auto LeadingZeros = [](T a) { return static_cast<uint32_t>(std::countl_zero(Unsigned<T>(a))); };
+template <class T>
+constexpr auto Reversed = [](T a) {
+  T reversed = 0;
+  for (size_t n = 0; n < 8 * sizeof(T); ++n) reversed = reversed << 1 | (a >> n & 1);
+  return reversed;
+};
+// The highest bit that is not the sign, or how far a shift takes it to the top.
+template <class T, bool kShift>
+constexpr auto HighestBit = [](T a) {
+  const int zeros = std::countl_zero(Unsigned<T>(a < 0 ? ~a : a)), last = 8 * sizeof(T) - 1;
+  return static_cast<uint32_t>(zeros > last ? -1 : kShift ? zeros : last - zeros);
+};
 
 // Of floats: NaN only if both are, and -0 is less than 0.
 template <class T>
@@ -111,20 +138,25 @@ double FmaToOdd(double a, double b, double c) {
   return std::nextafter(sum, lost > 0 ? INFINITY : -INFINITY);
 }
 
-float Fused(float a, float b, float c) { return std::fma(a, b, c); }
-double Fused(double a, double b, double c) { return FmaToOdd(a, b, c); }
-
-enum Arithmetic { kAdd, kSub, kMul, kFma, kMin, kMax, kNeg, kAbs };
 template <class T>
+T Fused(T a, T b, T c) {
+  return std::fma(a, b, c);
+}
+
+enum Arithmetic { kAdd, kSub, kMul, kFma, kMin, kMax, kNeg, kAbs, kDiv, kSqrt, kRcp };
+template <class T, auto kFused = Fused<T>>
 T Calculate(int operation, T a, T b, T c) {
   return operation == kAdd   ? a + b
          : operation == kSub ? a - b
          : operation == kMul ? a * b
-         : operation == kFma ? Fused(a, b, c)
+         : operation == kFma ? kFused(a, b, c)
          : operation == kMin ? Least(a, b)
          : operation == kMax ? Greatest(a, b)
          : operation == kNeg ? -a
-                             : std::fabs(a);
+         : operation == kAbs ? std::fabs(a)
+         : operation == kDiv ? a / b
+         : operation == kRcp ? 1 / a
+                             : std::sqrt(a);
 }
 // f16, bf16 and pairs of them, by way of double: exact but for the last rounding.  flag: relu behind it.
 void SmallFloats(Warp& w, const Instruction& i, Mask mask) {
@@ -134,39 +166,44 @@ void SmallFloats(Warp& w, const Instruction& i, Mask mask) {
     uint64_t bits = 0;
     for (int shift = 0; shift <= 16 * pair; shift += 16) {
       const auto value = [&](uint64_t from) { return Decode(from >> shift & 0xffff, format); };
-      const double result = Calculate(i.choice, value(a), value(b), value(c));
+      const double result = Calculate<double, FmaToOdd>(i.choice, value(a), value(b), value(c));
       bits |= static_cast<uint64_t>(Encode(Rectified(result, i.flag), format)) << shift;
     }
     return bits;
   });
 }
 
-float Flush(float value, bool flush) { return flush && std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value; }
-
-// f32; flag: .ftz; other: .sat
+// f32 and f64; flag: .ftz; other: .sat
+template <class T>
 void Floats(Warp& w, const Instruction& i, Mask mask) {
   Each(w, i, mask, [&](uint64_t a, uint64_t b, uint64_t c) {
-    const auto value = [&](uint64_t from) { return Flush(FloatOf(from), i.flag); };
-    const float result = Flush(Calculate(i.choice, value(a), value(b), value(c)), i.flag);
-    return BitsOfFloat(!i.other ? result : result > 0 ? std::min(result, 1.0f) : 0);
+    const auto value = [&](uint64_t from) { return Flush(Get<T>(from), i.flag); };
+    const T result = Flush(Calculate(i.choice, value(a), value(b), value(c)), i.flag);
+    return Bits(!i.other ? result : result > 0 ? std::min(result, T{1}) : T{0});
   });
 }
-
-// fma.rm.f32: a sum that is exactly zero is negative, unless both of its parts are positive.
-void FmaDown(Warp& w, const Instruction& i, Mask mask) {
-  Each(w, i, mask, [](uint64_t a, uint64_t b, uint64_t c) -> uint64_t {
-    const double x = FloatOf(a), y = FloatOf(b), z = FloatOf(c), sum = FmaToOdd(x, y, z);
-    const bool positive = !std::signbit(x * y) && !std::signbit(z);
-    return Encode(sum == 0 && !positive ? -0.0 : sum, kF32Format, Rounding::kDown);
-  });
+// .rz, .rm and .rp; count: the rounding
+template <class T>
+void Directed(Warp& w, const Instruction& i, Mask mask) {
+  const RoundingMode mode(static_cast<Rounding>(i.count));
+  Floats<T>(w, i, mask);
 }
 
 // The size of b with the sign of a.
-void CopySign(Warp& w, const Instruction& i, Mask mask) {
-  Each(w, i, mask, [](uint64_t a, uint64_t b, uint64_t) { return (b & 0x7fffffff) | (a & 0x80000000); });
+template <class T>
+constexpr auto CopySign = [](T a, T b) { return std::copysign(b, a); };
+
+// Approximations of f64: with .ftz (flag) of the upper halves of a number's bits alone.
+template <auto kFunction>
+void Approximate(Warp& w, const Instruction& i, Mask mask) {
+  const uint64_t kept = i.flag ? ~0ull << 32 : ~0ull;
+  Each(w, i, mask, [&](uint64_t a, uint64_t, uint64_t) {
+    const double x = Flush(Get<double>(a & kept), i.flag);
+    return Bits(Flush(kFunction(x), i.flag)) & (std::isnan(x) ? ~0ull : kept);
+  });
 }
 
-// Of one or two operands, in double.
+// f32 of one or two operands, in double.
 template <auto kFunction>
 void Function(Warp& w, const Instruction& i, Mask mask) {
   Each(w, i, mask, [&](uint64_t a, uint64_t b, uint64_t) {
@@ -233,7 +270,8 @@ void SetP(Warp& w, const Instruction& i, Mask mask) {
   const int comparison = i.choice & 15, with = i.choice >> 4 & 3;
   const Mask c = with ? w.Predicate(o[3]) : 0;
   const auto value = [&](uint64_t from) -> T {
-    if constexpr (std::is_same_v<T, double>) return Decode(from & 0xffff, FormatOf(i.type));  // f16 and bf16
+    if constexpr (std::is_same_v<T, double>)  // f64, f16 and bf16
+      return i.type == Type::kF64 ? Get<double>(from) : Decode(from & 0xffff, FormatOf(i.type));
     if constexpr (std::is_same_v<T, float>) return Flush(FloatOf(from), i.other);
     return Get<T>(from);
   };
@@ -324,6 +362,27 @@ void InsertField(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
+// shf: 32 bits out of b:a.  flag: to the left; other: by 32 at most, or else modulo 32
+void FunnelShift(Warp& w, const Instruction& i, Mask mask) {
+  Each(w, i, mask, [&](uint64_t a, uint64_t b, uint64_t c) {
+    const uint64_t both = b << 32 | (a & 0xffffffff), by = i.other ? std::min<uint64_t>(c & 0xffffffff, 32) : c & 31;
+    return (i.flag ? both << by >> 32 : both >> by) & 0xffffffff;
+  });
+}
+
+// dp4a, and dp2a with 16 bits of a.  from: b's type, of 32 bits like a's; count: bits of a's parts; choice: b's first part
+void DotProduct(Warp& w, const Instruction& i, Mask mask) {
+  const auto part = [](uint64_t from, int n, int bits, Type type) {
+    const auto shifted = static_cast<uint32_t>(from) << (32 - bits * (n + 1));
+    const int64_t is_signed = static_cast<int32_t>(shifted) >> (32 - bits), is_unsigned = shifted >> (32 - bits);
+    return IsSigned(type) ? is_signed : is_unsigned;
+  };
+  Each(w, i, mask, [&](uint64_t a, uint64_t b, uint64_t c) {
+    for (int n = 0; n < 32 / i.count; ++n) c += part(a, n, i.count, i.from) * part(b, n + i.choice, 8, i.type);
+    return c & 0xffffffff;
+  });
+}
+
 void Lop3(Warp& w, const Instruction& i, Mask mask) {
   const uint64_t table = w.Read(i.operands[4])[0];  // a constant
   Each(w, i, mask, [table](uint64_t a, uint64_t b, uint64_t c) {
@@ -336,16 +395,24 @@ void Lop3(Warp& w, const Instruction& i, Mask mask) {
 Handler ArithmeticOf(Instruction& instruction, Modifiers& m, int operation) {
   const Type type = instruction.type;
   instruction.choice = operation;
-  if (operation == kFma && type == Type::kF32 && m.Take("rm")) return FmaDown;
+  const Rounding way = m.Take("rz")   ? Rounding::kZero
+                       : m.Take("rm") ? Rounding::kDown
+                       : m.Take("rp") ? Rounding::kUp
+                                      : Rounding::kNearestEven;
+  const bool directed = way != Rounding::kNearestEven;
+  instruction.count = static_cast<int>(way);
+  if (operation >= kDiv && type == Type::kF32 && !directed) return nullptr;
+  if (directed ? type != Type::kF32 && type != Type::kF64 : operation >= kDiv && (type != Type::kF64 || !m.Take("rn"))) return nullptr;
   m.Ignore("rn");
   if (type == Type::kF16 || type == Type::kBF16 || type == Type::kF16x2 || type == Type::kBF16x2) {
     instruction.flag = m.Take("relu");
     m.Ignore("ftz");
     return SmallFloats;
   }
+  if (type == Type::kF64) return directed ? Directed<double> : Floats<double>;
   if (type != Type::kF32) return nullptr;
   instruction.flag = m.Take("ftz"), instruction.other = m.Take("sat");
-  return Floats;
+  return directed ? Directed<float> : Floats<float>;
 }
 
 int IndexOf(std::string_view name, std::initializer_list<std::string_view> names) {
@@ -356,8 +423,9 @@ int IndexOf(std::string_view name, std::initializer_list<std::string_view> names
 Handler Find(Instruction& instruction, Modifiers& m) {
   const Type type = instruction.type;
   const auto is = [&](const char* n) { return instruction.name == n; };
-  if (const int small = IndexOf(instruction.name, {"add", "sub", "mul", "fma", "min", "max", "neg", "abs"}); small >= 0) {
-    if (Handler found = ArithmeticOf(instruction, m, small)) return found;
+  const int operation = IndexOf(instruction.name, {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "div", "sqrt", "rcp"});
+  if (operation >= 0) {
+    if (Handler found = ArithmeticOf(instruction, m, operation)) return found;
   }
   if (is("add") && (type == Type::kS16x2 || type == Type::kU16x2)) return Halves<uint16_t, Add<uint16_t>>;
   if (is("min") && type == Type::kS16x2) return Halves<int16_t, Min<int16_t>>;
@@ -373,12 +441,13 @@ Handler Find(Instruction& instruction, Modifiers& m) {
   if (is("rem")) return BY_TYPE(Map<T, Rem<T>>);
   if (is("neg")) return BY_TYPE(Map<T, Negate<T>>);
   if (is("abs")) return IsSigned(type) ? BY_TYPE(Map<T, Absolute<T>>) : nullptr;
-  if (is("copysign")) return type == Type::kF32 ? CopySign : nullptr;
-  if (is("div") && type != Type::kF32) return BY_TYPE(Map<T, Div<T>>);
+  if (is("copysign") && type == Type::kF32) return Map<float, CopySign<float>>;
+  if (is("copysign") && type == Type::kF64) return Map<double, CopySign<double>>;
+  if (is("div") && type != Type::kF32 && type != Type::kF64) return BY_TYPE(Map<T, Div<T>>);
   if (is("mul") || is("mad")) {
     const bool mad = is("mad");
     if (m.Take("lo")) return mad ? BY_TYPE(Map<T, MadLow<T>>) : BY_TYPE(Map<T, MulLow<T>>);
-    if (m.Take("hi")) return mad ? nullptr : BY_TYPE(Map<T, MulHigh<T>>);
+    if (m.Take("hi")) return mad ? BY_TYPE(Map<T, MadHigh<T>>) : BY_TYPE(Map<T, MulHigh<T>>);
     if (m.Take("wide")) return BitsOf(type) < 64 ? BY_TYPE(MulWide<T>) : nullptr;
     return mad ? ArithmeticOf(instruction, m, kFma) : nullptr;
   }
@@ -396,7 +465,7 @@ Handler Find(Instruction& instruction, Modifiers& m) {
     if (instruction.choice < 0) return nullptr;
     instruction.choice |= (m.Take("and") ? 1 : m.Take("or") ? 2 : m.Take("xor") ? 3 : 0) << 4;
     instruction.other = m.Take("ftz");
-    if (type == Type::kF16 || type == Type::kBF16) return SetP<double>;
+    if (type == Type::kF16 || type == Type::kBF16 || type == Type::kF64) return SetP<double>;
     return type == Type::kF32 ? SetP<float> : BY_TYPE(SetP<T>);
   }
   if (is("selp")) return SelP;
@@ -406,9 +475,36 @@ Handler Find(Instruction& instruction, Modifiers& m) {
   if (is("bfi")) return InsertField;
   if (is("popc")) return BY_TYPE(Map<T, PopCount<T>>);
   if (is("lop3")) return Lop3;
+  if (is("clz")) return BY_TYPE(Map<T, LeadingZeros<T>>);
+  if (is("brev")) return BY_TYPE(Map<T, Reversed<T>>);
+  if (is("bfind")) return m.Take("shiftamt") ? BY_TYPE(Map<T, HighestBit<T, true>>) : BY_TYPE(Map<T, HighestBit<T, false>>);
+  if (is("sad")) return BY_TYPE(Map<T, SumOfDifference<T>>);
+  if ((is("mul24") || is("mad24")) && (type == Type::kS32 || type == Type::kU32)) {
+    const bool high = m.Take("hi");
+    if (!high && !m.Take("lo")) return nullptr;
+    const auto of = [&](auto zero) -> Handler {
+      using T = decltype(zero);
+      return is("mul24") ? (high ? Map<T, Mul24<T, 16>> : Map<T, Mul24<T, 0>>) : high ? Map<T, Mad24<T, 16>> : Map<T, Mad24<T, 0>>;
+    };
+    return type == Type::kS32 ? of(int32_t{}) : of(uint32_t{});
+  }
+  if (is("shf") && type == Type::kB32) {
+    instruction.flag = m.Take("l"), instruction.other = m.Take("clamp");
+    return (instruction.flag || m.Take("r")) && (instruction.other || m.Take("wrap")) ? FunnelShift : nullptr;
+  }
+  if (is("dp4a") || is("dp2a")) {
+    instruction.from = m.TakeType(), instruction.count = is("dp4a") ? 8 : 16;
+    instruction.choice = is("dp2a") && m.Take("hi") ? 2 : 0;
+    m.Ignore("lo");
+    return DotProduct;
+  }
   instruction.flag = m.Take("ftz");
   m.Ignore("approx", "full", "rn");
+  if (type == Type::kF64 && is("rsqrt")) return Approximate<[](double x) { return 1 / std::sqrt(x); }>;
+  if (type == Type::kF64 && is("rcp") && instruction.flag) return Approximate<[](double x) { return 1 / x; }>;
   if (type != Type::kF32) return nullptr;
+  if (is("sin")) return Function<[](double x) { return std::sin(x); }>;
+  if (is("cos")) return Function<[](double x) { return std::cos(x); }>;
   if (is("div")) return Function<[](double x, double y) { return x / y; }>;
   if (is("sqrt")) return Function<[](double x) { return std::sqrt(x); }>;
   if (is("rsqrt")) return Function<[](double x) { return 1 / std::sqrt(x); }>;

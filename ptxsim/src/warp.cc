@@ -18,16 +18,19 @@ void Branch(Warp& w, const Instruction& i, Mask mask) {
 }
 
 void Complete(Barrier& barrier) {
+  barrier.held = std::exchange(barrier.holds, 0), barrier.voted = barrier.arrived;
   barrier.arrived = 0;
   ++barrier.generation;
   barrier.completed = std::exchange(barrier.arriving, {});
 }
 
-// Until the generation of arrivals is complete.
-void Await(Warp& w, Mask mask, Barrier& barrier, uint32_t generation, const std::string& what) {
-  const auto complete = [&w, &barrier, generation] {
+// Until the generation of arrivals is complete; `then` is done behind it.
+template <class F>
+void Await(Warp& w, Mask mask, Barrier& barrier, uint32_t generation, const std::string& what, F then) {
+  const auto complete = [&w, &barrier, generation, then] {
     if (barrier.generation == generation) return false;
     w.Acquire(barrier.completed);
+    then();
     return true;
   };
   if (!complete()) ForLanes(mask, [&](int l) { w.Wait(l, what, complete, false); });
@@ -59,28 +62,41 @@ void End(Warp& w, const Instruction&, Mask mask) {
   }
 }
 
-// bar.sync and bar.arrive (flag), barrier.sync with them; operands: number, threads
+// bar.sync, bar.arrive (flag) and bar.red (choice: popc, and, or), barrier with them.  Operands: red's result, number, threads, and
+// red's predicate
 void Bar(Warp& w, const Instruction& i, Mask mask) {
   if (!w.Together(kAll)) return;
-  const auto operand = [&](size_t n) { return static_cast<int64_t>(w.Read(i.operands[n])[__builtin_ctz(mask)]); };
-  const int64_t number = i.operands.empty() ? 0 : operand(0);
+  const bool red = i.choice != 0;
+  const size_t counts = i.operands.size() - 2 * red;
+  const auto operand = [&](size_t n) { return static_cast<int64_t>(w.Read(i.operands[n + red])[__builtin_ctz(mask)]); };
+  const int64_t number = counts == 0 ? 0 : operand(0);
   if (number < 0 || number > 15) throw Fault("barrier ", number);
   Cta& cta = *w.cta;
   Barrier& barrier = cta.barriers[number];
-  const bool all = i.operands.size() < 2;
+  const bool all = counts < 2;
   const int64_t wanted = all ? -1 : operand(1);
   if (barrier.arrived && barrier.wanted != wanted)
     throw Fault("barrier ", number, " for ", wanted, " threads, and others wait at it for ", barrier.wanted);
   if (!all && (wanted <= 0 || wanted % kLanes)) throw Fault("a barrier of ", wanted, " threads");
   barrier.wanted = wanted;
   barrier.arrived += all ? __builtin_popcount(mask) : kLanes;
+  if (red) barrier.holds += __builtin_popcount(w.Predicate(i.operands.back()) & mask);
   w.Release(barrier.arriving);
   const int64_t limit = all ? cta.threads_left : wanted;
   if (barrier.arrived > limit) throw Fault("more threads than wanted at barrier ", number);
   const uint32_t generation = barrier.generation;
   if (barrier.arrived == limit) Complete(barrier);
   if (i.flag) return;
-  Await(w, mask, barrier, generation, Text("barrier ", number, " (", barrier.arrived, " threads have come)"));
+  const auto result = [&w, &i, &barrier, mask] {
+    const int64_t value = i.choice == 1 ? barrier.held : i.choice == 2 ? barrier.held == barrier.voted : barrier.held > 0;
+    Row& d = w.Write(i.operands[0]);
+    ForLanes(mask, [&](int l) { d[l] = static_cast<uint64_t>(value); });
+  };
+  const std::string what = Text("barrier ", number, " (", barrier.arrived, " threads have come)");
+  if (red)
+    Await(w, mask, barrier, generation, what, result);
+  else
+    Await(w, mask, barrier, generation, what, [] {});
 }
 
 // One of some lanes counts for all.
@@ -106,7 +122,7 @@ void ClusterWait(Warp& w, const Instruction&, Mask mask) {
   Barrier& barrier = w.cta->cluster->barrier;
   if (w.cluster_waits < 0) throw Fault("waits at the cluster's barrier, where it has not arrived");
   const uint32_t generation = static_cast<uint32_t>(std::exchange(w.cluster_waits, -1));
-  Await(w, mask, barrier, generation, "the cluster's barrier");
+  Await(w, mask, barrier, generation, "the cluster's barrier", [] {});
 }
 
 Mask MaskOperand(Warp& w, const Operand& operand, Mask mask) { return static_cast<Mask>(w.Read(operand)[__builtin_ctz(mask)]); }
@@ -153,6 +169,17 @@ void Vote(Warp& w, const Instruction& i, Mask mask) {
   const uint64_t result = i.choice == 0 ? p : i.choice == 1 ? p != 0 : i.choice == 2 ? p == mask : p == mask || p == 0;
   Row& d = w.Write(o[0]);
   ForLanes(mask, [&](int l) { d[l] = result; });
+}
+
+// match.any.sync d, a, membermask: lanes with the same value; match.all (flag) d|p: all if all have it
+void Match(Warp& w, const Instruction& i, Mask mask) {
+  const auto& o = i.operands;
+  if (!w.Together(MaskOperand(w, o[2], mask))) return;
+  const Row a = w.Read(o[1]);
+  const uint64_t width = Ones(BitsOf(i.type));
+  std::array<Mask, kLanes> same{};
+  ForLanes(mask, [&](int l) { ForLanes(mask, [&](int k) { same[l] |= static_cast<Mask>(((a[l] ^ a[k]) & width) == 0) << k; }); });
+  WriteOneOrTwo(w, o[0], mask, [&](int l) { return i.flag && same[l] != mask ? 0 : same[l]; }, [&](int l) { return same[l] == mask; });
 }
 
 void Redux(Warp& w, const Instruction& i, Mask mask) {
@@ -226,7 +253,11 @@ bool DecodeWarp(Instruction& instruction) {
     } else {
       m.Ignore("cta", "aligned");
       instruction.flag = m.Take("arrive");
-      handler = instruction.flag || m.Take("sync") ? Bar : nullptr;
+      if (m.Take("red")) {
+        instruction.choice = m.Take("popc") ? 1 : m.Take("and") ? 2 : (m.Take("or"), 3);
+        m.Ignore("u32", "pred");
+      }
+      handler = instruction.flag || instruction.choice || m.Take("sync") ? Bar : nullptr;
     }
   } else if (name == "shfl" && m.Take("sync")) {
     instruction.choice = m.Take("up") ? 0 : m.Take("down") ? 1 : m.Take("bfly") ? 2 : (m.Take("idx"), 3);
@@ -235,6 +266,9 @@ bool DecodeWarp(Instruction& instruction) {
     instruction.choice = m.Take("ballot") ? 0 : m.Take("any") ? 1 : m.Take("all") ? 2 : (m.Take("uni"), 3);
     m.Ignore("b32", "pred");
     handler = Vote;
+  } else if (name == "match" && m.Take("sync")) {
+    instruction.type = m.TakeType(), instruction.flag = m.Take("all");
+    handler = instruction.flag || m.Take("any") ? Match : nullptr;
   } else if (name == "redux" && m.Take("sync")) {
     instruction.type = m.TakeType();
     instruction.choice = m.Take("add")   ? 0

@@ -535,8 +535,21 @@ def test_a_loop_without_end():
 
 # ---- what the machine does not know
 
+
+def test_an_assertion_and_calls():
+    """Functions may be in a module; a call is a fault when it is executed."""
+    head = ".extern .func __assertfail (.param .b64 a, .param .b32 line); .func (.param .b32 r) f (.param .b32 x) { ret; }"
+    body = """setp.gt.u32 %p1, %tid.x, <40>; @!%p1 bra end; {{ .param .b64 param0; .param .b32 param1; st.param.b64 [param0], 7;
+              st.param.b32 [param1+0], 3; call.uni {}, (param0, param1); }} end: ret;"""
+    for name, said in (("__assertfail", "an assertion of the kernel fails"), ("f", "an instruction that the machine does not know")):
+        text = f".version 8.6\n.target sm_90\n{head}\n.visible .entry kernel() {{ .reg .pred %p<2>; .reg .b32 %r<2>; {body.format(name)} }}"
+        Module(text.replace("<40>", "63")).run("kernel", (1,), (64,))
+        with pytest.raises(Fault, match=f"{said}\n  at line 5: call.uni {name}, .*\n.* warp 1"):
+            Module(text.replace("<40>", "40")).run("kernel", (1,), (64,))
+
+
 UNKNOWN = [
-    "match.any.sync.b32 %r1, %r2, -1",
+    "vabsdiff4.u32.u32.u32 %r1, %r2, %r2, %r2",
     "ld.global.b128 %d1, [%d20]",
     "atom.global.add.noftz.f16x2.v2 %r1, [%d20], %r1",
     "ld.global.new.b32 %r1, [%d20]",
@@ -547,7 +560,7 @@ UNKNOWN = [
     "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%d1, {0, 0}], [%r101]",
     "fence.proxy.tensormap::generic.release.gpu",
     "mbarrier.try_wait.shared::cta.b64 %p1, [%r101], %d1",
-    "bar.red.popc.u32 %r1, 0, %p1",
+    "add.cc.u32 %r1, %r1, %r1",
     "barrier.cluster.sync",
     "ldmatrix.sync.aligned.m16n16.x1.shared.b8 %r1, [%r101]",
     "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r101], 32",
@@ -575,11 +588,6 @@ def test_unknown_instructions_are_told_when_they_are_executed(text):
 )
 def test_programs_that_cannot_be_read(body, wanted):
     assert wanted in fault(body)
-
-
-def test_functions_are_told():
-    with pytest.raises(Fault, match="functions are not inlined"):
-        Module(HEAD + ".func f() { ret; }")
 
 
 def test_a_program_without_an_end():

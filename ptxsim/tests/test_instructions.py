@@ -13,7 +13,7 @@ from snippets import of_each
 DTYPES = {
     f"{letter}{bits}": np.dtype(f"{kind}{bits // 8}") for letter, kind in (("s", "i"), ("u", "u"), ("b", "u")) for bits in (8, 16, 32, 64)
 }
-DTYPES |= {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
+DTYPES |= {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 U32, F16, BF16, F32 = (DTYPES[type] for type in ("u32", "f16", "bf16", "f32"))
 F64 = np.dtype(np.float64)
@@ -87,7 +87,7 @@ def dtype_of(type):
 
 
 def parameters(function):
-    return [*inspect.signature(function).parameters]
+    return [name for name, each in inspect.signature(function).parameters.items() if each.default is each.empty]
 
 
 # ---- integers: the expected value is Python's, which never overflows
@@ -119,12 +119,15 @@ def selected_bytes(a, b, c):
 QUOTIENT = lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 SIGNED, UNSIGNED = ["s16", "s32", "s64"], ["u16", "u32", "u64"]
 BITS, INTEGERS, PAIRS = ["b16", "b32", "b64"], SIGNED + UNSIGNED, ["s16x2", "u16x2"]
+LOW_24 = [("u32", lambda x: x % (1 << 24)), ("s32", lambda x: (x + (1 << 23)) % (1 << 24) - (1 << 23))]
+HALF = [("lo", 0), ("hi", 16)]
 # Opcode, types, and the result of numbers a, b and c of the type, of w of twice its width, and of n and m, which count bits.
 INTEGER_TABLE = [
     ("add", INTEGERS + PAIRS, lambda a, b: a + b),
     ("sub", INTEGERS, lambda a, b: a - b),
     ("mul.lo", INTEGERS, lambda a, b: a * b),
     ("mul.hi", INTEGERS, lambda a, b, bits: a * b >> bits),
+    ("mad.hi", INTEGERS, lambda a, b, c, bits: (a * b >> bits) + c),
     ("mul.wide", ["s16", "u16", "s32", "u32"], lambda a, b: a * b),
     ("mad.lo", INTEGERS, lambda a, b, c: a * b + c),
     ("mad.wide", ["s16", "u16", "s32", "u32"], lambda a, b, w: a * b + w),
@@ -148,6 +151,25 @@ INTEGER_TABLE = [
     ("bfi", ["b32", "b64"], inserted),
     ("popc", ["b32", "b64"], lambda a: a.bit_count()),
     ("prmt", ["b32"], selected_bytes),
+    ("clz", ["b32", "b64"], lambda a, bits: bits - a.bit_length()),
+    ("brev", ["b32", "b64"], lambda a, bits: int(format(a, f"0{bits}b")[::-1], 2)),
+    ("bfind", ["u32", "s32", "u64", "s64"], lambda a: (a if a >= 0 else ~a).bit_length() - 1),
+    ("bfind.shiftamt", ["u32", "s32", "u64", "s64"], lambda a, bits: bits - (a if a >= 0 else ~a).bit_length() if a not in (0, -1) else -1),
+    ("sad", INTEGERS, lambda a, b, c: c + abs(a - b)),
+    *(
+        (f"mul24.{part}", [type], lambda a, b, low=low, shift=shift: low(a) * low(b) >> shift)
+        for type, low in LOW_24
+        for part, shift in HALF
+    ),
+    *(
+        (f"mad24.{part}", [type], lambda a, b, c, low=low, shift=shift: (low(a) * low(b) >> shift) + c)
+        for type, low in LOW_24
+        for part, shift in HALF
+    ),
+    ("shf.l.wrap", ["b32"], lambda a, b, c: ((b << 32 | a) << c % 32) >> 32),
+    ("shf.l.clamp", ["b32"], lambda a, b, c: ((b << 32 | a) << min(c, 32)) >> 32),
+    ("shf.r.wrap", ["b32"], lambda a, b, c: (b << 32 | a) >> c % 32),
+    ("shf.r.clamp", ["b32"], lambda a, b, c: (b << 32 | a) >> min(c, 32)),
 ]
 
 
@@ -162,9 +184,28 @@ def test_integers(name, type, function):
     inputs = operands(*kinds)
     if name in ("div", "rem"):
         inputs = [values[inputs[1] != 0] for values in inputs]
-    found = run(name, type, *inputs, out={"popc": U32, "mul.wide": wide, "mad.wide": wide}.get(name))
+    found = run(
+        name,
+        type,
+        *inputs,
+        out={"popc": U32, "clz": U32, "bfind": U32, "bfind.shiftamt": U32, "mul.wide": wide, "mad.wide": wide}.get(name),
+    )
     expected = np.array([wrapped(function(*map(int, row), **more), found.dtype) for row in zip(*inputs, strict=True)])
     same(found, expected[: len(found)])
+
+
+@pytest.mark.parametrize("types", ["u32.u32", "u32.s32", "s32.u32", "s32.s32"])
+def test_dot_products_of_bytes(types):
+    """dp4a, and dp2a of halves with the lower or the upper two bytes."""
+    a, b, c = operands(U32, U32, DTYPES["s32"])
+    found = of_each(
+        f"dp4a.{types} %x, %a, %b, %c; dp2a.lo.{types} %y, %a, %b, %c; dp2a.hi.{types} %z, %a, %b, %c;", a, b, c, out=[np.int32] * 3
+    )
+    letters = types.replace("u", "u").replace("s", "i").split(".")
+    part = lambda values, letter, size: values.view(f"{letter[0]}{size}").reshape(len(values), -1).astype(np.int64)
+    bytes, halves, others = part(a, letters[0], 1), part(a, letters[0], 2), part(b, letters[1], 1)
+    for one, products in zip(found, (bytes * others, halves * others[:, :2], halves * others[:, 2:]), strict=True):
+        same(one, (products.sum(1) + c).astype(np.int32))
 
 
 @pytest.mark.parametrize("table, function", [
@@ -179,7 +220,7 @@ def test_lop3(table, function):
 # ---- comparisons and predicates
 
 COMPARISONS = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
-FLOATS = ["f16", "bf16", "f32"]
+FLOATS = ["f16", "bf16", "f32", "f64"]
 COMPARED = [
     *((name, type) for name in COMPARISONS for type in INTEGERS + BITS * (name in ("eq", "ne"))),
     *((name, type) for name in (*COMPARISONS, *(name + "u" for name in COMPARISONS), "num", "nan") for type in FLOATS),
@@ -225,7 +266,7 @@ def test_predicates(name, function):
     same(found, np.array([bool(function(x, y)) for x, y in zip(a, b, strict=True)], np.uint32))
 
 
-@pytest.mark.parametrize("type", [*BITS, *INTEGERS, "f32"])
+@pytest.mark.parametrize("type", [*BITS, *INTEGERS, "f32", "f64"])
 def test_selp(type):
     a, b, c = operands(DTYPES[type], DTYPES[type], DTYPES["u32"])
     same(of_each(f"setp.ne.u32 %p1, %c, 0; selp.{type} %x, %a, %b, %p1;", a, b, c, out=DTYPES[type]), np.where(c != 0, a, b))
@@ -255,7 +296,8 @@ def test_mov_packs_and_unpacks():
 
 @pytest.mark.parametrize("type, text, value", [
     ("f32", "0f3FC00000", np.float32(1.5)), ("b32", "0x80000000", np.uint32(2**31)),
-    ("u64", "0xffffffffffffffff", np.uint64(2**64 - 1)), ("s32", "-7", np.int32(-7)), ("b32", "0x5410U", np.uint32(0x5410)),
+    ("u64", "0xffffffffffffffff", np.uint64(2**64 - 1)), ("s32", "-7", np.int32(-7)),
+    ("f64", "0d3FF8000000000000", np.float64(1.5)), ("b32", "0x5410U", np.uint32(0x5410)),
 ])  # fmt: skip
 def test_constants(type, text, value):
     assert of_each(f"mov.{type} %x, {text};", np.zeros(1, np.uint32), out=value.dtype)[0] == value
@@ -264,7 +306,7 @@ def test_constants(type, text, value):
 # ---- floating point
 
 # Bits of the mantissa, least and largest exponents.
-FORMATS = {F16: (10, -14, 15), BF16: (7, -126, 127), F32: (23, -126, 127), "tf32": (10, -126, 127)}
+FORMATS = {F16: (10, -14, 15), BF16: (7, -126, 127), F32: (23, -126, 127), F64: (52, -1022, 1023), "tf32": (10, -126, 127)}
 AWAY = {  # whether the digit is rounded up, by what is left of it
     "rn": lambda rest, odd, negative: rest > Fraction(1, 2) or (rest == Fraction(1, 2) and odd),
     "rna": lambda rest, odd, negative: rest >= Fraction(1, 2),
@@ -288,21 +330,27 @@ def rounded(exact: Fraction, format, way="rn"):
     made, most = whole * quantum, (2 - Fraction(1, 2**mantissa)) * Fraction(2) ** largest
     if made > most:
         made = most if way == "rz" or (way == "rm" and exact > 0) or (way == "rp" and exact < 0) else math.inf
-    return math.copysign(float(made), exact)
+    return math.copysign(float(made), -1 if exact < 0 else 1)
 
 
 @QUIET
 def exactly(function, dtype, *inputs, way="rn"):
     """Expected values of a function of fractions: those of numpy where one is not finite or the result is zero, whose sign it knows."""
     wide = [values.astype(F64) for values in inputs]
-    expected = np.array(function(*wide), F64)
+    expected = np.array(function(*(values.astype(np.longdouble) for values in wide))).astype(F64)
     for n, row in enumerate(zip(*wide, strict=True)):
         if all(map(math.isfinite, row)) and (exact := function(*map(Fraction, row))) != 0:
             expected[n] = rounded(exact, dtype, way)
     return expected.astype(dtype)
 
 
-ARITHMETIC = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fma": lambda a, b, c: a * b + c}
+ARITHMETIC = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "fma": lambda a, b, c: a * b + c,
+    "mad": lambda a, b, c: a * b + c,
+}
 
 
 @QUIET
@@ -322,8 +370,10 @@ SAME = lambda values: values
 HALVES_AND_PAIRS = ["f16", "bf16", "f16x2", "bf16x2"]
 # Opcodes but for their types, and what is done to operands before and to results after what the name says.
 FLOAT_TABLE = [
-    (("add.rn", "sub.rn", "mul.rn", "fma.rn"), [*HALVES_AND_PAIRS, "f32"], SAME, SAME),
-    (("add", "sub", "mul"), [*HALVES_AND_PAIRS, "f32"], SAME, SAME),
+    (("add.rn", "sub.rn", "mul.rn", "fma.rn"), [*HALVES_AND_PAIRS, "f32", "f64"], SAME, SAME),
+    (("add", "sub", "mul"), [*HALVES_AND_PAIRS, "f32", "f64"], SAME, SAME),
+    (("mad.rn",), ["f32", "f64"], SAME, SAME),
+    (("add.ftz", "sub.ftz", "mul.ftz"), ["f32"], flushed, flushed),
     (("fma.rn.relu",), ["f16", "bf16"], SAME, relu),
     (("add.rn.ftz", "sub.rn.ftz", "mul.rn.ftz", "fma.rn.ftz"), ["f32"], flushed, flushed),
     (("add.sat", "mul.sat", "fma.rn.sat"), ["f32"], SAME, saturated),
@@ -344,23 +394,85 @@ def test_float_arithmetic_rounds_once(name, type, before, after):
     same(run(name, type, *inputs), after(exactly(function, dtype, *map(before, inputs))))
 
 
+def root(x):
+    """The square root: of a fraction to 200 bits, with a bit behind them if it is not exact."""
+    if not isinstance(x, Fraction):
+        return np.sqrt(x)
+    square = max(x.numerator, 0) * x.denominator << 400
+    return Fraction(2 * math.isqrt(square) + (math.isqrt(square) ** 2 != square), x.denominator << 201)
+
+
+QUOTIENTS = {
+    "div": lambda a, b: 0 if isinstance(b, Fraction) and b == 0 else a / b,
+    "rcp": lambda a: QUOTIENTS["div"](a**0, a),
+    "sqrt": root,
+}
+PARTS = {"add": lambda a, b: (a, b), "sub": lambda a, b: (a, -b), "fma": lambda a, b, c: (a * b, c)}
+
+
+@pytest.mark.parametrize("type", ["f32", "ftz.f32", "f64"])
+@pytest.mark.parametrize("way", ["rn", "rz", "rm", "rp"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma", *QUOTIENTS])
 @QUIET
-def test_fma_rounds_down():
-    """A sum that is exactly zero is then negative, unless both of its parts are positive."""
-    inputs = operands(F32, F32, F32)
-    some = [np.array([1, -1, 0, 0, 1, -1 - 2.0**-23], F32), np.array([2, 2, 3, -3, 2.0**-30, 1.5], F32), np.array([-2, 2, 0, 0, 1, 0], F32)]
-    inputs = [np.concatenate(pair) for pair in zip(inputs, some, strict=True)]
-    expected = exactly(ARITHMETIC["fma"], F32, *inputs, way="rm")
-    a, b, c = (values.astype(F64) for values in inputs)
-    zero = (a * b + c == 0) & (np.signbit(a * b) | np.signbit(c))  # in double: the least product of two numbers is 2^-298
-    expected[zero] = -0.0
-    same(of_each("fma.rm.f32 %x, %a, %b, %c;", *inputs, out=F32), expected)
+def test_roundings(name, way, type):
+    """A sum that is exactly zero is negative with .rm, unless both of its parts are positive."""
+    dtype, function, flush = DTYPES[type[-3:]], (ARITHMETIC | QUOTIENTS)[name], flushed if "ftz" in type else SAME
+    inputs = operands(*[dtype] * len(parameters(function)), count=200)
+    some = [[1, -1, 0, 0, 1, -1 - 2.0**-23], [2, 2, 3, -3, 2.0**-30, 1.5], [-2, 2, 0, 0, 1, 0]]
+    inputs = [np.concatenate([values, np.array(more, dtype)]) for values, more in zip(inputs, some, strict=False)]
+    expected = exactly(function, dtype, *map(flush, inputs), way=way)
+    if way == "rm" and name in PARTS:
+        parts = PARTS[name](*(flush(values).astype(np.longdouble) for values in inputs))
+        expected[(expected == 0) & (parts[0] + parts[1] == 0) & (np.signbit(parts[0]) | np.signbit(parts[1]))] = -0.0
+    same(run(f"{name}.{way}", type, *inputs, out=dtype), flush(expected))
+
+
+@pytest.mark.parametrize("type", ["f32", "f64"])
+@QUIET
+def test_copysign(type):
+    a, b = operands(DTYPES[type], DTYPES[type])
+    same(run("copysign", type, a, b), np.copysign(b, a))
 
 
 @QUIET
-def test_copysign():
-    a, b = operands(F32, F32)
-    same(of_each("copysign.f32 %x, %a, %b;", a, b, out=F32), np.copysign(b, a))
+def test_approximations_of_f64():
+    """With .ftz the lower halves of a number's bits are ignored, and zeros in the result."""
+    (a,) = operands(F64)
+    upper = (a.view(np.uint64) & np.uint64(0xFFFFFFFF << 32)).view(F64)
+    upper = np.where(np.abs(upper) < np.finfo(F64).tiny, np.copysign(0.0, upper), upper)
+    upper[np.isnan(a)] = np.nan
+    for opcode, values, function, error in [
+        ("rsqrt.approx", a, lambda x: 1 / np.sqrt(x), 2.0**-51),
+        ("rsqrt.approx.ftz", upper, lambda x: 1 / np.sqrt(x), 2.0**-19),
+        ("rcp.approx.ftz", upper, lambda x: 1 / x, 2.0**-19),
+    ]:
+        found, expected = run(opcode, "f64", a), function(values)
+        if "ftz" in opcode:
+            expected = np.where(np.abs(expected) < np.finfo(F64).tiny, np.copysign(0.0, expected), expected)
+            assert not np.any(found[~np.isnan(found)].view(np.uint64) & np.uint64(0xFFFFFFFF))
+        special = ~np.isfinite(expected) | (expected == 0)
+        same(found[special], expected[special])
+        np.testing.assert_allclose(found[~special], expected[~special], rtol=error)
+
+
+@QUIET
+def test_f64_to_floats_and_back():
+    (a,) = operands(F64)
+    single = random_values(F32, 300, 5).astype(F64)
+    halfway = (single + np.nextafter(single.astype(F32), F32.type(np.inf)).astype(F64)) / 2
+    a = np.concatenate([a, single, halfway, np.nextafter(halfway, 0), np.nextafter(halfway, 9)])
+    finite = np.isfinite(a)
+    for type, way in [*(("f32", way) for way in ("rn", "rz", "rm", "rp")), ("f16", "rn"), ("bf16", "rn")]:
+        expected = a.astype(DTYPES[type])
+        expected[finite] = [rounded(Fraction(x), DTYPES[type], way) or math.copysign(0, x) for x in a[finite].tolist()]
+        found = of_each(f"cvt.{way}.{type}.f64 %x, %a;", a, out=DTYPES[type])
+        same(found, expected)
+        if type == "f32":
+            same(of_each(f"cvt.{way}.ftz.f32.f64 %x, %a;", a, out=F32), flushed(expected))
+        if way == "rn":
+            same(of_each(f"cvt.f64.{type} %x, %a;", found, out=F64), found.astype(F64))
+    (b,) = operands(F32)
+    same(of_each("cvt.ftz.f64.f32 %x, %a;", b, out=F64), flushed(b).astype(F64))
 
 
 @pytest.mark.parametrize("type", [*FLOATS, "f16x2", "bf16x2"])
@@ -385,8 +497,40 @@ def test_neg_and_abs(type):
 @QUIET
 def test_ftz_of_comparisons():
     a, b = operands(F32, F32)
-    expected = flushed(a) < flushed(b)
-    same(of_each(f"setp.lt.ftz.f32 %p1, %a, %b; {as_numbers('%p1')}", a, b, out=U32), expected.astype(U32))
+    nan = np.isnan(a) | np.isnan(b)
+    for name, function in COMPARISONS.items():
+        found = of_each(
+            f"setp.{name}.ftz.f32 %p1, %a, %b; setp.{name}u.ftz.f32 %p2, %a, %b; {as_numbers('%p1', '%p2')}", a, b, out=[U32] * 2
+        )
+        holds = function(flushed(a), flushed(b))
+        same(found[0], (holds & ~nan).astype(U32))
+        same(found[1], (holds | nan).astype(U32))
+
+
+@QUIET
+def test_ftz_of_single_operands():
+    (a,) = operands(F32)
+    same(run("neg.ftz", "f32", a), -flushed(a))
+    same(run("abs.ftz", "f32", a), np.abs(flushed(a)))
+    for way, function in (("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)):
+        same(of_each(f"cvt.{way}.ftz.f32.f32 %x, %a;", a, out=F32), function(flushed(a)))
+        for type in ("s32", "u32", "s64", "u64"):  # those of floats_to_integers, of the flushed operand
+            with_ftz, plain = (
+                of_each(f"cvt.{way}{ftz}.{type}.f32 %x, %a;", b, out=DTYPES[type]) for ftz, b in ((".ftz", a), ("", flushed(a)))
+            )
+            same(with_ftz, plain)
+
+
+@pytest.mark.parametrize("ftz", ["", ".ftz"])
+@QUIET
+def test_sines(ftz):
+    """Absolute errors of at most 2^-20.5 between -pi and pi."""
+    (a,) = operands(F32)
+    inside = np.abs(a) <= np.pi
+    for name, function in (("sin", np.sin), ("cos", np.cos)):
+        found = run(f"{name}.approx{ftz}", "f32", a)
+        assert np.all(np.abs(found - function(a.astype(F64)))[inside] <= 2**-20.5)
+        assert np.all(np.isnan(found[~np.isfinite(a)])) and np.all(np.abs(found[np.isfinite(a)]) <= 1)
 
 
 FUNCTIONS = [  # opcode, function, largest error by the ISA, and whether it is relative
@@ -394,7 +538,7 @@ FUNCTIONS = [  # opcode, function, largest error by the ISA, and whether it is r
     ("rcp.approx", lambda x: 1 / x, 2**-22, True), ("rsqrt.approx", lambda x: 1 / np.sqrt(x), 2**-21, True),
     ("ex2.approx", np.exp2, 2**-21, True), ("tanh.approx", np.tanh, 2**-10, True), ("lg2.approx", np.log2, 2**-22, False),
 ]  # fmt: skip
-FUNCTIONS += [(f"{name}.ftz", *rest) for name, *rest in FUNCTIONS[:6]]  # the last two have none
+FUNCTIONS += [(f"{name}.ftz", *rest) for name, *rest in FUNCTIONS if name != "tanh.approx"]
 
 
 @pytest.mark.parametrize("opcode, function, error, relative", FUNCTIONS)
@@ -409,12 +553,15 @@ def test_functions(opcode, function, error, relative):
     assert np.all((np.isnan(found) & np.isnan(expected)) | equal | close & (error > 0))
 
 
-@pytest.mark.parametrize("opcode, ulps", [("div.rn", 0), ("div.full", 2), ("div.approx", 2)])
+@pytest.mark.parametrize(
+    "opcode, ulps", [("div.rn", 0), ("div.full", 2), ("div.approx", 2), ("div.rn.ftz", 0), ("div.approx.ftz", 2), ("div.full.ftz", 2)]
+)
 @QUIET
 def test_division(opcode, ulps):
     a, b = (np.abs(values[np.isfinite(values)])[:700] for values in (random_values(F32, 900, seed) for seed in range(2)))
     b = np.clip(b, 2.0**-60, 2.0**60)
-    expected = (a.astype(F64) / b.astype(F64)).astype(F32)
+    flush = flushed if "ftz" in opcode else SAME
+    expected = flush((flush(a).astype(F64) / b.astype(F64)).astype(F32))
     assert np.max(np.abs(run(opcode, "f32", a, b).view(np.int32) - expected.view(np.int32))) <= ulps
 
 
@@ -540,9 +687,10 @@ def test_integers_to_floats(origin):
     (a,) = operands(DTYPES[origin])
     if a.itemsize == 8:  # beside the middle of two floats, by less than a double knows
         middle = [(1 << 62) + (1 << 38) + n for n in (-1, 0, 1)] + [(1 << 62) + (3 << 38) + n for n in (-1, 0, 1)]
+        middle += [(1 << 62) + odd * (1 << 9) + n for odd in (1, 3) for n in (-1, 0, 1)]
         a = np.concatenate([a, np.array(middle, a.dtype)])
-    for type in ("f16", "bf16", "f32"):
-        for way in ("rn", "rz", "rm", "rp") if type == "f32" else ("rn",):
+    for type in FLOATS:
+        for way in ("rn", "rz", "rm", "rp") if type in ("f32", "f64") else ("rn",):
             expected = np.array([rounded(Fraction(int(x)), DTYPES[type], way) for x in a]).astype(DTYPES[type])
             same(of_each(f"cvt.{way}.{type}.{origin} %x, %a;", a, out=DTYPES[type]), expected)
 
@@ -559,7 +707,7 @@ def test_floats_to_integers(origin, way):
     for type in WIDTHS:
         dtype = DTYPES[type]
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-        nan = 1 << 63 if dtype.itemsize == 8 else 0
+        nan = 1 << 8 * dtype.itemsize - 1 if 8 in (dtype.itemsize, a.itemsize) else 0
         found = of_each(f"cvt.{way}.{type}.{origin} %x, %a;", a, out=dtype)
         expected = [
             nan if math.isnan(x) else (high if x > 0 else low) if math.isinf(x) else min(max(WHOLE[way](x), low), high) for x in a.tolist()
@@ -568,7 +716,7 @@ def test_floats_to_integers(origin, way):
 
 
 @pytest.mark.parametrize("way, function", [("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)])
-@pytest.mark.parametrize("type", ["f32", "f16"])
+@pytest.mark.parametrize("type", ["f32", "f16", "f64"])
 @QUIET
 def test_floats_to_whole_numbers(type, way, function):
     (a,) = operands(DTYPES[type])
@@ -584,7 +732,9 @@ def test_saturated_floats(opcode, origin, type):
     same(of_each(f"{opcode} %x, %a;", a, out=type), saturated(a).astype(type))
 
 
-@pytest.mark.parametrize("opcode", ["add.cc.u32 %x, %a, %b", "cvt.rn.f16.e4m3 %x, %a", "sin.approx.f32 %x, %a", "min.NaN.f32 %x, %a, %b"])
+@pytest.mark.parametrize(
+    "opcode", ["add.cc.u32 %x, %a, %b", "cvt.rn.f16.e4m3 %x, %a", "vabsdiff4.u32.u32.u32 %x, %a, %b, %a", "min.NaN.f32 %x, %a, %b"]
+)
 def test_an_unknown_instruction_is_told_by_its_text(opcode):
     with pytest.raises(Fault, match="an instruction that the machine does not know\n  at line 14: " + opcode.replace(".", r"\.")):
         of_each(opcode + ";", np.zeros(1, np.uint32), np.zeros(1, np.uint32), out=np.uint32)

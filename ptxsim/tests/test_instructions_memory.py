@@ -39,15 +39,17 @@ def moved(load, store, type, count):
 GLOBAL_LOADS = """
     f32 nc.f32 nc.u16 nc.u32 nc.v4.f32 nc.v4.u32 nc.v2.u32 nc.v2.f32 b8 b16 b32 b64 u8 u16 u32 u64 s32 s64 f64 v2.b8 v4.b8
     v2.b16 v4.b16 v2.b32 v4.b32 v2.f32 v4.f32 v2.u32 v4.u32 v2.b64 v2.u64 nc.b16 nc.v2.b32 nc.u8 v2.u16 v4.u16
+    v2.f64 nc.f64 nc.v2.f64 nc.b32 nc.b64 nc.u64
     L1::evict_first.v4.b32 nc.L1::no_allocate.L2::128B.v4.u32 volatile.u32 relaxed.gpu.u32 acquire.sys.u32
 """.split()
 GLOBAL_STORES = """
     f32 b8 b16 b32 b64 u8 u16 u32 u64 v2.b8 v2.b16 v4.b16 v2.b32 v4.b32 v2.f32 v4.f32 v2.b64 wb.v2.u32 wb.v4.u32 v2.u16
-    v4.u16 v2.u32 v4.u32 volatile.u32 relaxed.gpu.u32 release.sys.u32 L1::evict_first.v4.b32 v4.b8
+    v4.u16 v2.u32 v4.u32 volatile.u32 relaxed.gpu.u32 release.sys.u32 L1::evict_first.v4.b32 v4.b8 f64
+    v2.f64 v2.u64
 """.split()
 SHARED = """
     f32 b8 b16 b32 b64 u8 u16 u32 v2.b8 v4.b8 v2.b16 v4.b16 v2.b32 v4.b32 v2.f32 v4.f32 v2.u32 v4.u32 v2.b64 u64 v2.u16
-    v4.u16
+    v4.u16 f64 v2.f64
 """.split()
 
 
@@ -156,6 +158,18 @@ def test_a_threads_own_memory():
     assert result.values.tolist() == [(n, 11, 22, 33)[n % 4] for n in range(64)]
 
 
+@pytest.mark.parametrize("suffix", ["u32", "f32", "f64", "v2.f32", "v4.f32", "v2.u32", "v4.u32", "v2.f64"])
+def test_a_threads_own_memory_of_each_type(suffix):
+    type, count = parts(suffix)
+    regs, bytes = registers(type, count), bits_of(type) // 8 * count
+    load = f"ld.global.{bits(type, count)} {regs}, [%d20]; st.local.{suffix} [depot+{bytes}], {regs};"
+    for n in range(count):
+        load += f"mov.b{bits_of(type)} {registers(type, count).strip('{}').split(', ')[n]}, 0;"
+    store = f"ld.local.{suffix} {regs}, [depot+{bytes}]; st.global.{bits(type, count)} [%d21], {regs};"
+    source, result = moved(".local .align 16 .b8 depot[64];" + load, store, type, count)
+    np.testing.assert_array_equal(result.values[: 64 * bytes], source[: 64 * bytes])
+
+
 def test_static_shared_memory_lies_beside_the_dynamic():
     result = Output(np.zeros(3, np.uint32))
     body = """st.shared.b32 [dynamic+12], 3; st.shared.b8 [one], 1; st.shared.b32 [two+8], 2; mov.u32 %r1, two; add.u32 %r1, %r1, 8;
@@ -194,6 +208,62 @@ def test_atomic_additions_of_warps_do_not_race():
               @%p1 ld.shared.b32 %r1, [%r101]; @%p1 st.global.b32 [%d20+4], %r1;"""
     launch(body, [result], block=(96,), shared=16)
     assert result.values.tolist() == [192, 95 * 48]
+
+
+def signed(bits, value):
+    return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+
+# Of the bits of the old value and the operand: names and types, and the function that gives the new value, by the ISA's text.
+ATOMICS = [
+    ("and", ["b32", "b64"], lambda old, b, bits: old & b), ("or", ["b32", "b64"], lambda old, b, bits: old | b),
+    ("xor", ["b32", "b64"], lambda old, b, bits: old ^ b), ("exch", ["b32", "b64"], lambda old, b, bits: b),
+    ("add", ["u64"], lambda old, b, bits: (old + b) % (1 << bits)),
+    ("min", ["u32", "u64"], lambda old, b, bits: min(old, b)), ("max", ["u32", "u64"], lambda old, b, bits: max(old, b)),
+    ("min", ["s32", "s64"], lambda old, b, bits: min(old, b, key=lambda x: signed(bits, x))),
+    ("max", ["s32", "s64"], lambda old, b, bits: max(old, b, key=lambda x: signed(bits, x))),
+    ("inc", ["u32"], lambda old, b, bits: 0 if old >= b else old + 1),
+    ("dec", ["u32"], lambda old, b, bits: b if old == 0 or old > b else old - 1),
+    ("cas", ["b32", "b64"], lambda old, b, bits: b ^ 1 if old == b else old),
+    ("add", ["f64"], lambda old, b, bits: int((np.uint64(old).view(np.float64) + np.uint64(b).view(np.float64)).view(np.uint64))),
+    *(("add.noftz", [f"{type}x2"], lambda old, b, bits, dtype=dtype: int(
+        np.add(np.uint32(old).reshape(1).view(dtype), np.uint32(b).reshape(1).view(dtype)).view(np.uint32)[0]
+    )) for type, dtype in (("f16", np.float16), ("bf16", ml_dtypes.bfloat16))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("space", ["global", "shared", ""])
+@pytest.mark.parametrize("name, type, function", [(name, type, function) for name, types, function in ATOMICS for type in types])
+def test_atomic_operations(name, type, function, space):
+    """Lanes come one after the other; two places, of which the second is changed by red where there is one."""
+    bits = 32 if type.endswith("x2") else int(type[1:])
+    size, dtype = bits // 8, np.dtype(f"u{bits // 8}")
+    values = RNG.integers(0, 1 << bits, 32, dtype=dtype) if type[0] != "f" else RNG.normal(size=32).view(np.uint64)
+    if type.endswith("x2"):
+        kind = np.float16 if type[0] == "f" else ml_dtypes.bfloat16
+        values = RNG.normal(size=64).astype(kind).view(np.uint32)
+    if name in ("inc", "dec"):
+        values = RNG.integers(0, 5, 32).astype(dtype)
+    if name == "cas":
+        values = np.resize([0, 1, 5, 0], 32).astype(dtype)
+    given, olds, result = Input(values), Output(np.zeros(32, dtype)), Output(np.zeros(2, dtype))
+    to, reg = "%d22" if space != "shared" else "%r101", "r" if bits == 32 else "d"
+    where, dot = space or "global", f".{space}" if space else ""
+    if name == "cas":
+        more, second = f", %{reg}6", f"xor.b{bits} %{reg}6, %{reg}1, 1;"
+    else:
+        more = second = ""
+    red = f"red{dot}.{name}.{type} [{to}+{size}], %{reg}1;" if name not in ("exch", "cas") else ""
+    body = f"""mul.wide.u32 %d10, %r100, {size}; add.u64 %d20, %d20, %d10; add.u64 %d21, %d21, %d10; setp.eq.u32 %p1, %r100, 0;
+               @%p1 st.{where}.v2.b{bits} [{to}], {{0, 0}}; ld.global.b{bits} %{reg}1, [%d20]; {second}
+               atom{dot}.{name}.{type} %{reg}2, [{to}], %{reg}1{more}; st.global.b{bits} [%d21], %{reg}2; {red}
+               @%p1 ld.{where}.v2.b{bits} {{%{reg}3, %{reg}4}}, [{to}]; @%p1 st.global.v2.b{bits} [%d22], {{%{reg}3, %{reg}4}};"""
+    launch(body, [given, olds, result], shared=16)
+    states = [0]
+    for value in values.tolist():
+        states.append(function(states[-1], value, bits))
+    assert olds.values.tolist() == states[:-1]
+    assert result.values.tolist() == [states[-1], states[-1] if red else 0]
 
 
 # ---- cp.async

@@ -104,6 +104,32 @@ def test_votes_of_some_lanes():
     assert of_threads(body, 32, LANES % 2, count=2) == want
 
 
+@pytest.mark.parametrize("values", [LANES % 3, LANES * 0 + 5, LANES, np.minimum(LANES, 9)], ids=["three", "same", "own", "tail"])
+def test_matches(values):
+    """match.any gives the lanes with the same value, match.all all lanes or none; of the lanes from 8 on too."""
+    same = [sum(1 << k for k in range(32) if values[k] == value) for value in values]
+    every = len(set(values.tolist())) == 1
+    for type, register in (("b32", "%r21"), ("b64", "%d1")):
+        body = f"""cvt.u64.u32 %d1, %r21; shl.b64 %d1, %d1, 33; match.any.sync.{type} %r1, {register}, -1;
+                   match.all.sync.{type} %r2|%p1, {register}, -1; @%p1 xor.b32 %r2, %r2, 3;"""
+        assert of_threads(body, 32, values, count=2) == [same, [0xFFFFFFFC if every else 0] * 32]
+        body = (
+            f"""cvt.u64.u32 %d1, %r21; mov.u32 %r1, 7; setp.ge.u32 %p2, %r100, 8; @%p2 match.any.sync.{type} %r1, {register}, 0xffffff00;"""
+        )
+        assert of_threads(body, 32, values) == [7] * 8 + [mask & 0xFFFFFF00 for mask in same[8:]]
+
+
+@pytest.mark.parametrize(
+    "holds", [lambda n: n % 3 == 0, lambda n: n < 0, lambda n: n >= 0, lambda n: n == 70], ids=["some", "none", "all", "one"]
+)
+def test_barriers_that_count(holds):
+    values = np.array([holds(n) for n in range(96)])
+    body = """setp.ne.u32 %p1, %r21, 0; bar.red.popc.u32 %r1, 0, %p1; bar.red.and.pred %p2, 0, %p1; bar.red.or.pred %p3, 0, %p1;
+              bar.red.popc.u32 %r3, 1, 96, !%p1; selp.u32 %r2, 1, 0, %p2; @%p3 add.u32 %r2, %r2, 2; mad.lo.u32 %r2, %r3, 4, %r2;"""
+    count = int(values.sum())
+    assert of_threads(body, 96, values, count=2) == [[count] * 96, [4 * (96 - count) + 2 * (count > 0) + (count == 96)] * 96]
+
+
 REDUCTIONS = {"add": sum, "min": min, "max": max, "and": np.bitwise_and.reduce, "or": np.bitwise_or.reduce, "xor": np.bitwise_xor.reduce}
 
 
@@ -309,7 +335,7 @@ def test_registers_move_between_warp_groups():
 
 
 def test_hints_do_nothing():
-    body = """mov.u32 %r1, 4; griddepcontrol.wait; griddepcontrol.launch_dependents; membar.gl; fence.acq_rel.gpu;
+    body = """mov.u32 %r1, 4; griddepcontrol.wait; griddepcontrol.launch_dependents; membar.gl; membar.cta; membar.sys; fence.acq_rel.gpu;
                   prefetch.global.L2 [%d20];
               cp.async.bulk.prefetch.L2.global [%d20], 64; nanosleep.u32 1;"""
     assert of_threads(body) == [4] * 32

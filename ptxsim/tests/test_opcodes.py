@@ -51,8 +51,10 @@ def test_what_a_test_of_instructions_does_not_reach_does_not_count():
 
 
 def test_an_opcode_without_a_test_is_found():
-    text = f"{snippets.HEAD}.visible .entry kernel() {{ .reg .f32 %f<2>; bra over; sin.approx.f32 %f1, %f1; over: mov.f32 %f1, %f0; ret; }}"
-    assert Module(text).unverified_opcodes() == {"sin.approx.f32"}
+    text = (
+        f"{snippets.HEAD}.visible .entry kernel() {{ .reg .b16 %h<2>; bra over; tanh.approx.f16 %h1, %h1; over: mov.b16 %h1, %h0; ret; }}"
+    )
+    assert Module(text).unverified_opcodes() == {"tanh.approx.f16"}
 
 
 if __name__ == "__main__":
