@@ -1,4 +1,5 @@
 """The module that CMakeLists.txt writes."""
 
 REASON: str
+NO_LAUNCHER: str
 SOURCES: str

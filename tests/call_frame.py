@@ -42,7 +42,7 @@ def call(
     results: Iterable[Array],
     attributes: Mapping[str, Any],
 ) -> tuple[int, str]:
-    """The code and the message of a handler's answer.  Attributes are numpy's numbers and arrays, or Python's of 64 bits."""
+    """The code and the message of a handler's answer.  Attributes are strings, numpy's numbers and arrays, or Python's of 64 bits."""
     keep = []  # what the structures point to
 
     def buffer(dtype, shape, address):
@@ -50,6 +50,9 @@ def call(
         return _Buffer(DTYPES[dtype], address, len(shape), keep[-1].ctypes.data)
 
     def attribute(name, value):
+        if isinstance(value, str):
+            keep.append(ctypes.create_string_buffer(value.encode()))
+            return _Attribute(name.encode(), -1, len(value.encode()), ctypes.addressof(keep[-1]))
         keep.append(np.asarray(value, getattr(value, "dtype", np.float64 if isinstance(value, float) else np.int64)))
         return _Attribute(name.encode(), DTYPES[keep[-1].dtype.name], keep[-1].size if keep[-1].ndim else -1, keep[-1].ctypes.data)
 

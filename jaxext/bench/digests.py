@@ -121,7 +121,8 @@ def _csrc() -> pathlib.Path | None:
     except ImportError:
         return None
     for folder in (KERNELS.parent / "csrc", pathlib.Path("csrc").resolve()):
-        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.*"), key=pathlib.Path.as_posix)]
+        paths = sorted((path for path in folder.rglob("*.*") if path.parent.name != "launcher"), key=pathlib.Path.as_posix)
+        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
         if hashes and hashlib.sha256("".join(hashes).encode()).hexdigest() == SOURCES:
             return folder
     return None

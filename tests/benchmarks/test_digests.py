@@ -41,6 +41,7 @@ def test_a_mended_kernel_changes_its_own_rows(tmp_path, monkeypatch, request):
         digests._digest.cache_clear()
         digests._csrc.cache_clear()
         files = sorted((tmp_path / "csrc").rglob("*.*"), key=pathlib.Path.as_posix)
+        files = [path for path in files if path.parent.name != "launcher"]  # which is none of the kernels
         hashes = "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
         monkeypatch.setattr(_cuda_build, "SOURCES", sources or hashlib.sha256(hashes.encode()).hexdigest())  # of which the module is made
         found = {family: digests.digests(tags, numbers, ["triton", "cuda", "lax"], "cpu") for family, (tags, numbers) in ROWS.items()}

@@ -75,8 +75,8 @@ struct Buffer {
 
 struct Attribute {
   const char* name;
-  int32_t dtype;
-  int64_t size;  // of an array; -1: a scalar
+  int32_t dtype;  // -1: a string
+  int64_t size;   // of an array or a string; -1: a scalar
   void* data;
 };
 
@@ -97,7 +97,7 @@ int32_t CallHandler(XLA_FFI_Handler* handler, int32_t stage, int64_t operand_cou
   std::vector<XLA_FFI_ArgType> arg_types(operand_count, XLA_FFI_ArgType_BUFFER);
   std::vector<XLA_FFI_RetType> ret_types(result_count, XLA_FFI_RetType_BUFFER);
 
-  std::vector<XLA_FFI_ByteSpan> names(attribute_count);
+  std::vector<XLA_FFI_ByteSpan> names(attribute_count), strings(attribute_count);
   std::vector<XLA_FFI_ByteSpan*> name_pointers(attribute_count);
   std::vector<XLA_FFI_Scalar> scalars(attribute_count);
   std::vector<XLA_FFI_Array> arrays(attribute_count);
@@ -113,6 +113,10 @@ int32_t CallHandler(XLA_FFI_Handler* handler, int32_t stage, int64_t operand_cou
     arrays[i] = {dtype, scalar ? 0 : static_cast<size_t>(a.size), a.data};
     types[i] = scalar ? XLA_FFI_AttrType_SCALAR : XLA_FFI_AttrType_ARRAY;
     attrs[i] = scalar ? static_cast<void*>(&scalars[i]) : &arrays[i];
+    if (a.dtype < 0) {
+      strings[i] = {static_cast<const char*>(a.data), static_cast<size_t>(a.size)};
+      types[i] = XLA_FFI_AttrType_STRING, attrs[i] = &strings[i];
+    }
   }
 
   XLA_FFI_CallFrame frame = Frame(static_cast<XLA_FFI_ExecutionStage>(stage));

@@ -4,8 +4,7 @@ A `Call` becomes a kernel's problem, one of its `candidates` the config, and the
 the structs in the family's header in csrc/.  The compiled module says which problems the kernels refuse, which kernels there are, and what
 their configs may be.
 
-The handlers are registered when the first program that calls one is lowered.  XLA refuses every program, not only ours, once a handler is
-registered that was compiled with newer headers than its own: such a module is left alone.
+The handlers are registered when the first program that calls one is lowered, unless XLA would refuse them (`ffi_version`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
+from jaxext.backends.ffi_version import refused_version
 from jaxext.backends.fields import DTYPES
 from jaxext.backends.kernel import PROBLEMS, KernelCall, KernelImplementation, own_buffer
 from jaxext.core.call import Call, no_kernel
@@ -168,18 +167,7 @@ def missing() -> str | None:
         from jaxext import _cuda_module
     except ImportError as error:
         return f"the compiled module does not load: {error}"
-    built, known = _cuda_module.ffi_version(), _ffi_version()
-    if built[0] != known[0] or built > known:
-        built, known = (".".join(map(str, version)) for version in (built, known))
-        return f"built with headers of XLA's FFI {built}, this jaxlib runs {known}: install jaxext anew, beside this jaxlib"
-    return None
-
-
-def _ffi_version() -> tuple[int, int]:
-    """Return the version of the FFI that this jaxlib runs, as its headers say."""
-    header = (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
-    major, minor = (int(re.findall(rf"define XLA_FFI_API_{part} (\d+)", header)[0]) for part in ("MAJOR", "MINOR"))
-    return major, minor
+    return refused_version(_cuda_module.ffi_version())
 
 
 def _older_driver() -> str | None:

@@ -24,6 +24,7 @@ from lowered import BLOCK, IMAGES, MESH, channels_last, conv, custom_calls, move
 import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.ffi_version import running_version
 from jaxext.core.family import families
 
 CUDA = [each for family in families.values() for each in family.implementations if each.name == "cuda"]
@@ -226,7 +227,7 @@ def looked_up_anew():
     cuda_binding.missing.cache_clear()
 
 
-MAJOR, MINOR = cuda_binding._ffi_version()
+MAJOR, MINOR = running_version()
 NEWER = types.SimpleNamespace(ffi_version=lambda: (MAJOR, MINOR + 1))  # registered, it would make XLA refuse every program
 BUILT = types.SimpleNamespace(REASON="")
 MISSING = {  # how the module was built, the module, and the reason
@@ -280,7 +281,7 @@ def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
 
 
 def test_the_version_of_the_ffi_is_known():
-    major, minor = cuda_binding._ffi_version()
+    major, minor = running_version()
     assert (major, minor) >= (0, 3)
 
 

@@ -4,6 +4,7 @@ linked.
 Needs cmake; the CUDA compiler is a script that only prints its version, and nvidia-smi one that lists a GPU or fails.
 """
 
+import ctypes
 import os
 import pathlib
 import runpy
@@ -28,7 +29,8 @@ def configure(folder, release, *options, smi=GPU, **environment):
         (folder / name).write_text(f"#!/bin/sh\n{does}\n")
         (folder / name).chmod(0o755)
     env = os.environ | {"CUDACXX": f"{folder}/some_nvcc", "JAXEXT_CUDA": "", "PATH": f"{folder}:{os.environ['PATH']}"}
-    command = [CMAKE, "-S", ROOT, "-B", folder / "build", *options]
+    here = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_CXX_COMPILER=NOTFOUND"]  # to look for a C++ compiler takes a second
+    command = [CMAKE, "-S", ROOT, "-B", folder / "build", *here, *options]
     return subprocess.run(command, capture_output=True, text=True, env=env | environment)
 
 
@@ -47,6 +49,26 @@ def test_nothing_is_compiled_without_a_compiler_and_a_gpu(release, options, smi,
     done = configure(tmp_path, release, *options, smi=smi)
     assert done.returncode == 0, done.stderr
     assert runpy.run_path(str(tmp_path / "build/_cuda_build.py"))["REASON"].startswith(reason.format(folder=tmp_path))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not there")
+def test_the_launcher_is_compiled_without_a_cuda_compiler(tmp_path):
+    done = configure(tmp_path, "11.8", "-UCMAKE_CXX_COMPILER", smi="exit 9")
+    assert done.returncode == 0, done.stderr
+    assert runpy.run_path(str(tmp_path / "build/_cuda_build.py"))["NO_LAUNCHER"] == ""
+    subprocess.run([str(CMAKE), "--build", tmp_path / "build"], check=True, capture_output=True)
+    subprocess.run([str(CMAKE), "--install", tmp_path / "build", "--prefix", tmp_path], check=True, capture_output=True)
+    library = ctypes.CDLL(str(tmp_path / "jaxext/_launcher.abi3.so"))
+    assert library.jaxext_raw_initialize and library.jaxext_raw_execute and library.jaxext_launcher_ffi_version
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [([], "no C++ compiler found"), (["-DJAXEXT_CUDA=OFF"], "JAXEXT_CUDA=OFF")], ids=["no compiler", "off"]
+)
+def test_without_a_launcher(options, reason, tmp_path):
+    done = configure(tmp_path, "11.8", *options, smi="exit 9")
+    assert done.returncode == 0 and f"No launcher of kernels that are given as text: {reason}" in done.stdout
+    assert runpy.run_path(str(tmp_path / "build/_cuda_build.py"))["NO_LAUNCHER"] == reason
 
 
 OLD = "some_nvcc is of CUDA 11.8, want 12.1 or newer"  # continuous integration and `make wheel` ask for kernels where no GPU is
@@ -81,4 +103,5 @@ def test_one_wheel_without_cuda_kernels_serves_every_platform_and_python(tmp_pat
     names = zipfile.ZipFile(wheel).namelist()
     assert {"jaxext/py.typed", "jaxext/_cuda_build.py", "jaxext/kernels/matmul/kernel.py", "jaxext/bench/problems.py"} <= {*names}
     assert not [name for name in names if "benchmarks" in name]
-    assert not [name for name in names if name.startswith("jaxext/_cuda_module.") and not name.endswith(".pyi")]
+    compiled = ("jaxext/_cuda_module.", "jaxext/_launcher.")
+    assert not [name for name in names if name.startswith(compiled) and not name.endswith(".pyi")]
