@@ -10,6 +10,7 @@ from jax.export import DisabledSafetyCheck
 
 from jaxext._messages import format_value
 from jaxext._target import use_target
+from jaxext.backends import launcher
 from jaxext.backends.cuda import cuda_binding
 from jaxext.core.family import families
 
@@ -19,9 +20,9 @@ __all__ = ["disabled_checks", "lower_for", "register_cuda_kernels"]
 def disabled_checks() -> list[DisabledSafetyCheck]:
     """Return the `disabled_checks` for `jax.export.export`: the custom calls of all kernels, which jax does not guarantee to be compatible.
 
-    Kernels of users' implementations are included.  To run an exported program with Triton kernels, use jax's CUDA plugin of the version
-    that exported it, or a newer one.  To run one with CUDA kernels, install jaxext and call `register_cuda_kernels`; the names of these
-    calls carry a version.
+    Kernels of users' implementations are included, and those of `extend.cuda_kernel`.  To run an exported program with Triton kernels, use
+    jax's CUDA plugin of the version that exported it, or a newer one.  To run one with CUDA kernels, install jaxext and call
+    `register_cuda_kernels`; the names of these calls carry a version.
 
     Examples:
       >>> struct, export = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16), functools.partial(jax.export.export, platforms=["cuda"])
@@ -29,13 +30,14 @@ def disabled_checks() -> list[DisabledSafetyCheck]:
       ...     exported = export(jax.jit(jaxext.matmul), disabled_checks=disabled_checks())(struct, struct)
     """
     calls = (name for family in families.values() for each in family.implementations for name in each.custom_calls)
-    return [DisabledSafetyCheck.custom_call(name) for name in dict.fromkeys(calls)]
+    return [DisabledSafetyCheck.custom_call(name) for name in dict.fromkeys([*calls, launcher.TARGET])]
 
 
 def register_cuda_kernels() -> None:
     """Register the CUDA kernels with XLA, to run an exported program in a process that has not lowered one.
 
-    Calling it again changes nothing.
+    Kernels of `extend.cuda_kernel` lie in the program, and are launched where jaxext's own are not compiled.  Calling it again changes
+    nothing.
 
     Examples:
       >>> register_cuda_kernels()
@@ -44,7 +46,12 @@ def register_cuda_kernels() -> None:
     Raises:
       RuntimeError: there are no CUDA kernels here; the message gives the reason.
     """
-    cuda_binding.register()
+    if (reason := cuda_binding.missing()) is None:
+        cuda_binding.register()
+    if (without := launcher.missing()) is None:
+        launcher.register()
+    if reason and without:
+        raise RuntimeError(f"no CUDA kernels: {reason}; {without}")
 
 
 def lower_for(fun: Callable, *, arch: str | None) -> Callable[..., jax.stages.Lowered]:

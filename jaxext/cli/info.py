@@ -15,6 +15,7 @@ import jax
 import jaxext
 from jaxext._messages import PAGES
 from jaxext._target import compute_capability
+from jaxext.backends import launcher, nvrtc
 from jaxext.backends.cuda import cuda_binding
 from jaxext.cli.arguments import shape
 from jaxext.cli.terminal import Failure
@@ -81,7 +82,8 @@ def _build() -> dict[str, str]:
         from jaxext._cuda_build import SOURCES
 
         facts["hash of csrc"] = SOURCES[:16]
-    return facts
+    nvrtc_here = nvrtc.missing() or "{}.{}".format(*nvrtc.version())
+    return facts | {"NVRTC, for kernels as text": nvrtc_here, "their launcher": launcher.missing() or "loaded"}
 
 
 def check_device() -> None:

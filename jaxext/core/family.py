@@ -89,11 +89,12 @@ def register(family: Family, implementation: Implementation) -> None:
     """
     names = family.names_of_implementations
     if implementation.name not in names:
-        active.add_code(implementation.name, implementation.code)
+        active.add_code(implementation.coded_as or implementation.name, implementation.code)
         family.implementations.insert(0, implementation)
     else:
         at = names.index(implementation.name)
-        active.add_code(implementation.name, implementation.code, instead_of=family.implementations[at].code)
+        former, known = family.implementations[at], implementation.coded_as or implementation.name
+        active.add_code(known, implementation.code, instead_of=former.code)
         family.implementations[at] = implementation
     if in_use & {family, families.get(family.name.removesuffix("_backward"))}:
         jax.clear_caches()

@@ -47,6 +47,7 @@ class Implementation:
       version: a word that identifies its code.  A new version invalidates measurements of `jaxext.tune` and programs in JAX's cache.  None
         means a hash of the file of its class; set it yourself if a kernel is in another file.
       custom_calls: the targets of its custom calls, for `jaxext.export.disabled_checks`.
+      coded_as: the name under which tables and stored programs know its code.  None means its name.
       rows_by_config: whether the bits of a row of the result depend on its config, and on no other row (`jaxext.use_invariant`).
 
     Examples:
@@ -66,6 +67,7 @@ class Implementation:
     name: str
     version: str | None = None
     custom_calls: Sequence[str] = ()
+    coded_as: str | None = None
     rows_by_config: bool = False
 
     def refuses(self, call: Call) -> str | None:

@@ -105,7 +105,9 @@ def _metadata(partitioner, platform, primitive, operands, params, family) -> dic
     if partitioner is not _compat.Partitioner.LABELS:
         return {}
     implementations = family.implementations
-    code = active.known_as(platform, [each.name for each in implementations]) + record.known_as(compute_capability(platform))
+    code = active.known_as(platform, [each.coded_as or each.name for each in implementations]) + record.known_as(
+        compute_capability(platform)
+    )
     arrays = ", ".join(f"{name} {x.dtype}{[*x.shape]}" for name, x in operands.items())
     operation = f"{primitive} of {arrays} {params} {code}"
     # If `version` is None, a user's implementation is identified only by a hash of its class's file.

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jax.interpreters import ad
@@ -52,7 +55,8 @@ class Reference(Definition):
 class Keywords:
     """The static keywords of a call by name; of a tangent also the implementation that was named, which its transpose uses.
 
-    They are part of the key of a program.  Its reference can distinguish 1 from True and from 1.0, which are equal: `types` has theirs.
+    They are part of the key of a program.  Its reference can distinguish 1 from True and from 1.0, or 0.0 from -0.0, which are equal:
+    `types` tells them apart.
     """
 
     items: tuple[tuple[str, Any], ...]
@@ -67,7 +71,9 @@ class Keywords:
 
 
 def _types(value: Any) -> Any:
-    return (type(value), *map(_types, value)) if isinstance(value, tuple) else type(value)
+    if isinstance(value, tuple):
+        return (type(value), *map(_types, value))
+    return (type(value), math.copysign(1.0, value)) if isinstance(value, float | np.floating) else type(value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,6 +89,7 @@ class Declaration:
       unread: the operands that the reference does not read.  Only a `backward` has any: the results, which are for its kernels.
       dropped: the results that no kernel of `backward` reads, and that are not saved for it.  Only a single result can be.
       examples: operands with which a call can be measured, besides random ones, as of `Operation`.  None: it cannot be.
+      primal: of a `backward`, the declaration whose derivative it is.
     """
 
     name: str
@@ -96,6 +103,7 @@ class Declaration:
     unread: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     examples: Callable[[Call], dict[str, jax.Array]] | None = None
+    primal: Declaration | None = None
 
     @property
     def differentiable(self) -> list[str]:
@@ -106,6 +114,16 @@ class Declaration:
     def given(self) -> list[str]:
         """The results that have a derivative: not those that are saved for it."""
         return [name for name in self.results if name not in (*self.saved, *self.constant)]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The keywords of the reference that have a default."""
+        reference = (self.primal or self).reference
+        try:
+            parameters = inspect.signature(reference).parameters.values()
+        except ValueError:  # it tells none
+            return {}
+        return {each.name: each.default for each in parameters if each.default is not each.empty}
 
     @property
     def kept(self) -> dict[str, tuple[str, ...]]:
@@ -143,6 +161,7 @@ class Declaration:
             constant=tuple(name for name in self.constant if name in self.inputs),
             unread=tuple(self.kept),
             examples=self.examples,
+            primal=self,
         )
 
     @functools.cached_property

@@ -12,7 +12,7 @@ form starts with the implementation "xla", which defines it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -27,12 +27,26 @@ from jaxext.core.form import Form, owner
 from jaxext.core.form import define as _define
 from jaxext.core.implementation import Algorithm, Implementation, Plan
 from jaxext.core.reference import Declaration
-from jaxext.extend import declarations
+from jaxext.extend import declarations, text_kernels
 from jaxext.extend.callables import Bilinear, Declared
+from jaxext.extend.cuda_kernel import CudaKernel, cuda_kernel
 from jaxext.ops import conv, matmul
 from jaxext.ops.matmul.xla import XlaMatmul
 
-__all__ = ["Algorithm", "Bilinear", "Call", "Declared", "Implementation", "Plan", "define", "no_kernel", "operation", "register"]
+__all__ = [
+    "Algorithm",
+    "Bilinear",
+    "Call",
+    "CudaKernel",
+    "Declared",
+    "Implementation",
+    "Plan",
+    "cuda_kernel",
+    "define",
+    "no_kernel",
+    "operation",
+    "register",
+]
 
 _defined: dict[str, Form] = {}  # what `define` declared, by name
 _declared: dict[str, Declaration] = {}  # what `operation` declared, by name
@@ -86,6 +100,7 @@ def operation(
     unsharded: str = "",
     independent: str = "",
     constant: str = "",
+    kernels: Mapping[str, CudaKernel] | None = None,
     replace: bool = False,
 ) -> Declared:
     """Declare any operation by a reference in jnp and the labels of its axes, to give it kernels.
@@ -108,6 +123,7 @@ def operation(
       independent: labels that are not `unsharded` although the reference seems to couple their elements, such as by a common maximum that
         it subtracts and adds again.  `check_op` compares.
       constant: operands and results that have no derivative, separated by spaces.
+      kernels: implementation's name -> kernel, such as `{"cuda": kernel}`: each is registered under its name, as by `register`.
       replace: whether it takes the place of yours of the same name, if there is one, without its kernels.  See `register`.
 
     Returns:
@@ -134,6 +150,7 @@ def operation(
         name, operands, results, saved or {}, unsharded=unsharded, independent=independent, constant=constant
     )
     declarations.refuse_reference(name, reference, list(inputs))
+    declarations.refuse_kernels(name, kernels)
     declaration = Declaration(
         name=name,
         reference=_as_tuple(reference),
@@ -151,6 +168,13 @@ def operation(
     _ = declaration.operation  # registers its family, and so its name
     if hasattr(declared, "backward"):
         _ = declaration.tangent, declaration.backward.operation  # theirs, too
+    try:
+        for each, kernel in (kernels or {}).items():
+            register(declared, kernel, name=each)
+    except (TypeError, ValueError):
+        del _declared[name]
+        _forget(name)
+        raise
     return declared
 
 
@@ -177,7 +201,9 @@ def _as_tuple(reference: Callable[..., Any]) -> Callable[..., tuple]:
     return function
 
 
-def register(operation: Bilinear | Declared | str, implementation: Implementation, *, replace: bool = False) -> None:
+def register(
+    operation: Bilinear | Declared | str, implementation: Implementation | CudaKernel, *, name: str = "cuda", replace: bool = False
+) -> None:
     """Add an implementation to an operation, in front of those that it has.
 
     Calls can then name it.  Calls without a name and without measurements ask it first, and use it unless `refuses` or `not_preferred`
@@ -188,7 +214,11 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
     Args:
       operation: the result of `define`; "matmul", which includes `jaxext.dot_general`; or "conv" for all convolutions, where `call.op` is
         conv1d_fprop, conv2d_wgrad and so on, and `call.window` is the geometry.
-      implementation: an instance of a class derived from `Implementation`.
+      implementation: an instance of a class derived from `Implementation`; of what `operation` declared or its `backward` also a
+        `cuda_kernel`.  Its pointers are operands, then results: those of their names if each has one, else all in their order.  Its numbers
+        are keywords of a call, or sizes of the labels of their names.  A second implementation, `<name>_simulated`, executes it on a CPU by
+        ptxsim where it is named.
+      name: of the implementation that a `cuda_kernel` becomes.
       replace: whether it takes the place of yours of the same name, if there is one: so a cell of a notebook can run again.
 
     Raises:
@@ -196,6 +226,15 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
         closes over a traced value.
       ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
     """
+    if isinstance(implementation, CudaKernel):
+        if not isinstance(operation, Declared):
+            raise TypeError(
+                f"register: operation is {format_value(operation)}, want what `operation` declared for a cuda_kernel: an Implementation"
+                " may call it for others"
+            )
+        for each in list(text_kernels.implementations(operation._declaration, name, implementation)):
+            _add(operation, each, ("xla",), replace)  # the reference
+        return
     if not isinstance(implementation, Implementation):
         raise TypeError(
             f"register: implementation is {format_value(implementation)}, want an instance of a class derived from Implementation"
@@ -204,12 +243,15 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
         raise ValueError(
             f"register: operation is {format_value(operation)}, want one of {list(_OWN)}, or what define or operation returned"
         )
+    _add(operation, implementation, _OWN_NAMES, replace)
+
+
+def _add(operation: Bilinear | Declared | str, implementation: Implementation, reserved: Collection[str], replace: bool) -> None:
+    """Register an implementation whose name is not reserved."""
     family = _family(operation)
     name = getattr(implementation, "name", None)
-    if not isinstance(name, str) or not name.isidentifier() or name in _OWN_NAMES:
-        raise ValueError(
-            f"register: the implementation's name is {format_value(name)}, want an identifier, and none of {sorted(_OWN_NAMES)}"
-        )
+    if not isinstance(name, str) or not name.isidentifier() or name in reserved:
+        raise ValueError(f"register: the implementation's name is {format_value(name)}, want an identifier, and none of {sorted(reserved)}")
     if name in family.names_of_implementations and not replace:
         raise ValueError(
             f"register: {family.name} has an implementation {format_value(name)} already, want another name, or `replace=True`, which"

@@ -24,6 +24,7 @@ from jaxext.core.form import Form, owner
 from jaxext.core.implementation import Implementation
 from jaxext.core.labelled import Labelled
 from jaxext.core.reference import Declaration, Keywords
+from jaxext.extend.cuda_kernel import CudaKernel
 
 Labels = tuple[str, ...]
 
@@ -128,6 +129,12 @@ def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None
             raise ValueError(
                 f"operation: the reference of {name} has the keyword {each.name!r}, which calls use themselves, want another name"
             )
+
+
+def refuse_kernels(name: str, kernels: Any) -> None:
+    """Raise if the kernels of a declaration are no `CudaKernel`s by name."""
+    if kernels is not None and not (isinstance(kernels, Mapping) and all(isinstance(each, CudaKernel) for each in kernels.values())):
+        raise TypeError(f"operation: kernels of {name} is {format_value(kernels)}, want a dict of names and what `cuda_kernel` returned")
 
 
 def _words(function: str, name: str, array: str, text: str) -> Labels:
@@ -241,5 +248,6 @@ def keywords(name: str, static: Mapping[str, Any]) -> Keywords:
         try:
             hash(value)
         except TypeError:
-            raise TypeError(f"{name}: keyword {keyword} is {format_value(value)}, want a hashable value") from None
+            of_arrays = ", such as float(x), or an operand of no labels" if isinstance(value, jax.Array | np.ndarray) else ""
+            raise TypeError(f"{name}: keyword {keyword} is {format_value(value)}, want a hashable value{of_arrays}") from None
     return Keywords(tuple(sorted(static.items())))

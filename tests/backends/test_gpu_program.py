@@ -7,9 +7,11 @@ Elsewhere all is skipped but what lowered programs show.
 import collections
 import functools
 import math
+import pathlib
 import re
 from typing import Any
 
+import call_frame
 import jax
 import jax.extend.core
 import jax.numpy as jnp
@@ -22,6 +24,8 @@ from lowered import NHWC, operations, struct
 from public_operations import OF_ONE_MATRIX
 
 import jaxext
+from jaxext import extend
+from jaxext.backends import launcher, nvrtc
 from jaxext.backends.cuda import cuda_binding
 from jaxext.core.call import Partitioner
 from jaxext.core.implementation import Algorithm
@@ -597,3 +601,32 @@ def test_lax_is_lax(stride, compiled):
     theirs = calls(lambda x, w, y: (op(x, w), *gradients(op)(x, w, y)))
     assert set(theirs) == {"__cudnn$convForward", "__cudnn$convBackwardInput", "__cudnn$convBackwardFilter"}
     assert calls(ours) == theirs
+
+
+@pytest.fixture
+def built_launcher(monkeypatch):
+    """The launcher of this checkout, without which XLA compiles no program that calls it."""
+    library = call_frame.library(call_frame.ROOT / "csrc/launcher/launcher.cc")
+    monkeypatch.setattr(launcher, "find", lambda: pathlib.Path(library._name))
+    launcher.missing.cache_clear()
+    yield
+    launcher.missing.cache_clear()
+
+
+@pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is not there")
+def test_kernels_as_text(compiled, devices, built_launcher):
+    """A loop launches them in place; four GPUs launch an operation's on their parts, and exchange nothing."""
+    source = """
+    extern "C" __global__ void increase(float* x) { x[blockIdx.x * 64 + threadIdx.x] += 1; }
+    extern "C" __global__ void square(const float* x, float* y) { y[blockIdx.x * 64 + threadIdx.x] = x[blockIdx.x * 64 + threadIdx.x]; }"""
+    how: dict[str, Any] = dict(grid=lambda x: x.size // 64, block=64, out=lambda x: x)
+    increase = extend.cuda_kernel(source, "increase", aliases={0: 0}, **how)
+    program = compiled(lambda x: lax.fori_loop(0, 5, lambda _, x: increase(increase(x)), x), struct(64, 64, dtype=jnp.float32), donate=(0,))
+    assert program.count('custom_call_target="jaxext_raw_v1"') == 2 and not re.search(r"f32\S* copy\(", program), program
+    square = extend.cuda_kernel(source, "square", **how)
+    op = extend.operation("text_square", jnp.square, operands=dict(x="N"), results=dict(y="N"), kernels={"cuda": square})
+    mesh = Mesh(np.array(devices), ("i",))
+    split = jax.ShapeDtypeStruct((4096,), "float32", sharding=NamedSharding(mesh, PartitionSpec("i")))
+    program = compiled(op, split)
+    assert "f32[1024]" in next(line for line in program.splitlines() if "jaxext_raw_v1" in line)
+    assert not re.search(r"all-|collective|permute", program)

@@ -6,6 +6,7 @@ share, whose gradient is a sum over rows.
 
 import functools
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -234,6 +235,8 @@ def test_equal_keywords_of_other_types():
     for f in (told, lambda x, n: jax.jit(lambda x: told(x, n=n))(x)):
         got = [float(f(x, n=n)[0]) for n in (1, True, 1.0, True, (1.0,), (1,))]
         assert got == [2, 1, 2, 1, 2, 1]
+    signed = extend.operation("toy_signed", lambda x, *, n: x * math.copysign(1, n), operands=dict(x="N"), results=dict(y="N"))
+    assert [float(signed(x, n=n)[0]) for n in (0.0, -0.0, 0.0)] == [1, -1, 1]
 
 
 def test_the_dtypes(case):
@@ -243,6 +246,7 @@ def test_the_dtypes(case):
     y, gradients = jax.value_and_grad(lambda x, g: norm(x, g, epsilon=0.5).sum(), (0, 1))(x, g)
     assert [a.dtype for a in (y, *gradients)] == [jnp.bfloat16] * 3
     assert loss(LOGITS[:0], LABELS[:0]).shape == (0,)
+    assert jax.grad(scalar(loss))(LOGITS[:0], LABELS[:0]).shape == (0, 4)
     assert not np.any(jax.grad(scalar(norm), 1)(jnp.asarray(X[:0]), jnp.asarray(G)))
 
 
@@ -449,6 +453,12 @@ def test_a_named_implementation():
         jax.vmap(lambda g: norm(X, g, implementation="mine"))(np.stack([G, G]))
     with pytest.raises(ValueError, match=rf"{norm.__name__}: implementation is 'fast', want one of \['mine', 'xla'\] or None"):
         norm(X, G, implementation="fast")
+    loss, _ = declared_loss()
+    extend.register(
+        loss, Kernel(loss_kernel, lambda call: None if call.dtypes["labels"] == np.int32 else f"{call.dtypes['labels']} labels")
+    )
+    with pytest.raises(NotImplementedError, match=rf"{loss.__name__}: implementation 'mine' does not support this call: int64 labels"):
+        loss(LOGITS, LABELS.astype(np.int64), implementation="mine")
     kernel.ran.clear()
     np.testing.assert_allclose(norm(X, G, implementation="xla"), rms_norm(X, G), atol=1e-6)
     assert not kernel.ran

@@ -29,7 +29,7 @@ MAY = {
     "_compat": {"_scope", "_target"},
     "tables": {"_compat", "_scope", *BUILT},
     "core": {"tables", "kernels", "_compat", "_scope", "_target", "_messages"},
-    "backends": {"core", "tables", "kernels", "_messages"},
+    "backends": {"core", "tables", "kernels", "_messages", "_cuda_build"},
     "backends.triton": {"backends", "core", "kernels", "_compat", "_target"},
     "backends.cuda": {"backends", "core", "kernels", "_target", *BUILT},
     "lax": {"core", "_compat", "_scope", "_messages"},
@@ -42,9 +42,9 @@ MAY = {
     "ops.quantized": {"ops.scaled", *BELOW_OPERATIONS},
     "ops.ragged_gather": {"ops.ragged", "ops.fused", *BELOW_OPERATIONS},
     "ops.ragged_scaled": {"ops.ragged", "ops.scaled", *BELOW_OPERATIONS},
-    "export": {"core", "backends.cuda", "_target", "_messages"},
+    "export": {"core", "backends", "backends.cuda", "_target", "_messages"},
     "quantization": {"ops.quantized"},
-    "extend": {"ops", "ops.matmul", "ops.conv", "lax", "core", "_messages"},
+    "extend": {"ops", "ops.matmul", "ops.conv", "lax", "backends", "core", "_compat", "_target", "_messages"},
     "checkpoint_policies": {"core", "_compat", "_messages"},
     "tuning": {"core", "tables", "_compat", "_target", "_messages"},
     "verify": {"__init__", "ops", "extend", "tuning", "backends", "core", "tables"},
@@ -60,7 +60,7 @@ MAY = {
     "mixture": {"parallel", "ops.ragged", "ops.ragged_gather", "ops.ragged_scaled", "ops.scaled", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
-    "cli": {"__init__", "bench", "verify", "tuning", "backends.cuda", "tables", "_compat", "_target", "_messages", *BUILT},
+    "cli": {"__init__", "bench", "verify", "tuning", "backends", "backends.cuda", "tables", "_compat", "_target", "_messages", *BUILT},
     "__init__": {
         *OPERATIONS,
         *("extend", "parallel", "mixture", "privacy", "testing", "checkpoint_policies", "tuning", "hazards", "lax", "tables", "export"),
@@ -82,8 +82,10 @@ WITHOUT_JAX = {
 SEES_INTERNALS = {"_compat"}
 THIRD_PARTIES = {"jax", "numpy"}
 THIRD_PARTIES_OF = {
+    "backends": {"platformdirs"},
     "backends.triton": {"jax_triton", "triton", "ml_dtypes"},
     "tables": {"filelock", "msgspec", "platformdirs"},
+    "extend": {"ptxsim"},
     "verify": {"ml_dtypes"},
     "bench": {"msgspec", "rich", "triton", "cupy", "cupy_backends"},
     "cli": {"msgspec", "rich"},
@@ -93,7 +95,7 @@ OF_KERNELS = {"triton"}
 JITTED = {"kernel", "tile", "tile_epilogue"}
 # Headers of others -> the files of csrc/ that include them.  Device code (*.cu, *.cuh) may include those of CUDA and CUTLASS.
 INCLUDED = {
-    r"xla/": {"common/ffi.cc"},
+    r"xla/": {"common/ffi.cc", "launcher/launcher.cc"},
     r"pybind11/|Python\.h": {"module.cc"},
     r"(?:cuda|driver_types|vector_types|cooperative_groups|nv)\w*[./]": {
         *(f"common/{name}" for name in ("ffi.cc", "load.h", "tensor_map.h")),
@@ -212,7 +214,7 @@ def test_layers():
 
 
 def test_includes():
-    """XLA's headers are those of one file, and so are Python's; host code that only computes is plain C++."""
+    """XLA's headers are those of two files, Python's those of one; host code that only computes is plain C++."""
     assert included(ROOT) == INCLUDED
 
 
