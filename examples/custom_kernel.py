@@ -1,12 +1,12 @@
-"""Your own kernels with all of JAX's transformations, on CPUs in C++ through XLA's foreign function interface, and on NVIDIA GPUs in
-Triton: of a bilinear operation that JAX does not have, and of a softmax cross entropy.
+"""Your own kernels with all of JAX's transformations, of a bilinear operation that JAX does not have: on CPUs in C++ through XLA's foreign
+function interface, and on NVIDIA GPUs in Triton.
 
     python examples/custom_kernel.py
     python examples/custom_kernel.py --implementation xla    # the operation's definition, in place of the kernels
 
 A bare `jax.ffi.ffi_call` or `triton_call` has no gradient, no vmap and no sharding.  Here the operation is declared by the labels of its
 axes, from which jaxext derives all of these; a kernel only has to compute the sum.  Every transformation is compared with jnp.einsum.
-An operation that is not bilinear is declared by a reference in jnp, too, and its gradient is another operation, with a kernel of its own.
+cuda_text.py has an operation that is not bilinear, with a kernel of its own for the derivative.
 """
 
 import os
@@ -17,7 +17,7 @@ import argparse
 import ctypes
 import functools
 import hashlib
-import importlib
+import importlib.util
 import inspect
 import math
 import pathlib
@@ -38,7 +38,6 @@ from jaxext import extend, testing
 
 HERE = pathlib.Path(__file__).parent
 BLOCK_IJ, BLOCK_C = 4, 64  # the tile of one program of the Triton kernel
-BLOCK_V = 1024  # logits that one program of the cross entropy's reads at a time
 
 # --- the operation: each channel c is multiplied by a matrix of its own,
 #
@@ -80,17 +79,13 @@ def as_sum(call):
     return first, second, dict(S=call.sizes[s], **strides)
 
 
-def wrong_dtype(call):
-    for name, dtype in {**call.dtypes, **call.results}.items():
-        wanted = np.dtype(np.int32 if name == "labels" else np.float32)
-        if dtype != wanted:
-            return f"it has {dtype.name}, want {wanted.name}"
-    return None
+def not_float32(call):
+    wrong = [dtype for dtype in (*call.dtypes.values(), call.dtype) if dtype != np.float32]
+    return f"it has {wrong[0].name}, want float32" if wrong else None
 
 
-def version(kernel):
-    """Return a hash of an implementation's code; measurements and stored programs of another version do not hold."""
-    return hashlib.sha256(pathlib.Path(__file__).read_bytes() + (HERE / kernel).read_bytes()).hexdigest()
+# A hash of the kernels' code; measurements and stored programs of another version do not hold.
+VERSION = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(HERE.glob("custom_kernel*")))).hexdigest()
 
 
 class Ffi(extend.Implementation):
@@ -98,11 +93,10 @@ class Ffi(extend.Implementation):
     CUDA kernel; nvcc compiles it, and the platform is "CUDA" where it is registered and "cuda" where `no_kernel` is asked.
     """
 
-    name = "custom_ffi"
-    version = version("custom_kernel.cc")
+    name, version = "custom_ffi", VERSION
 
     def refuses(self, call):
-        return extend.no_kernel(call, "cpu") or wrong_dtype(call) or compiled()
+        return extend.no_kernel(call, "cpu") or not_float32(call) or compiled()
 
     def run(self, call, config, operands):
         first, second, attributes = as_sum(call)
@@ -125,21 +119,19 @@ def compiled():
         if done.returncode:
             return f"{compiler} failed: {done.stderr.strip()[-1000:]}"
         handlers = ctypes.CDLL(str(library))
-    for target in ("Channelwise", "CrossEntropy", "CrossEntropyBackward"):
-        jax.ffi.register_ffi_target(f"custom_{target}", jax.ffi.pycapsule(getattr(handlers, f"{target}Handler")), platform="cpu")
+    jax.ffi.register_ffi_target("custom_Channelwise", jax.ffi.pycapsule(handlers.ChannelwiseHandler), platform="cpu")
     return None
 
 
 class Triton(extend.Implementation):
     """custom_kernel_triton.py, through jax-triton."""
 
-    name = "custom_triton"
-    version = version("custom_kernel_triton.py")
+    name, version = "custom_triton", VERSION
 
     def refuses(self, call):
-        if reason := extend.no_kernel(call, "cuda") or wrong_dtype(call):
+        if reason := extend.no_kernel(call, "cuda") or not_float32(call):
             return reason
-        if any(math.prod(call.sizes[label] for label in labels) >= 2**31 for labels in call.labels.values()):
+        if any(math.prod(call.shape_of(slot)) >= 2**31 for slot in call.labels):
             return "an array has 2**31 elements or more, which the kernel counts in 32 bits"
         return without_triton()
 
@@ -152,102 +144,29 @@ class Triton(extend.Implementation):
         return first, second, (tiles,), constants
 
     def run(self, call, config, operands):
-        if 0 in call.sizes.values():  # nothing to launch
+        if call.empty:  # nothing to launch
             return jnp.zeros(call.shape, call.dtype)
+        import custom_kernel_triton
+        import jax_triton
+
         first, second, grid, constants = self.launch(call)
-        return launched(
-            call, "channelwise", (operands[first], operands[second]), jax.ShapeDtypeStruct(call.shape, call.dtype), grid, constants
-        )
+        result = jax.ShapeDtypeStruct(call.shape, call.dtype)
+        if "out_type" in inspect.signature(jax_triton.triton_call).parameters:  # jax-triton 0.4
+            constants |= dict(out_type=result, backend_options={"enable_fp_fusion": True})
+        else:
+            constants |= dict(out_shape=result)
+        target = dict(kernel=custom_kernel_triton.channelwise, name=call.op, grid=grid, compute_capability=call.arch)
+        return jax_triton.triton_call(operands[first], operands[second], **target, **constants)
 
 
-def launched(call, kernel, arrays, results, grid, constants):
-    """The results of a kernel of custom_kernel_triton.py."""
-    import custom_kernel_triton
-    import jax_triton
-
-    if "out_type" in inspect.signature(jax_triton.triton_call).parameters:  # jax-triton 0.4
-        constants |= dict(out_type=results, backend_options={"enable_fp_fusion": True})
-    else:
-        constants |= dict(out_shape=results)
-    kernel = getattr(custom_kernel_triton, kernel)
-    return jax_triton.triton_call(*arrays, kernel=kernel, name=call.op, grid=grid, compute_capability=call.arch, **constants)
-
-
-@functools.cache
 def without_triton():
-    """Return why jax-triton cannot be imported, or None."""
-    try:
-        importlib.import_module("jax_triton")
-    except ImportError as error:
-        return f"jax-triton cannot be imported: {error}"
-    return None
+    """Return the reason why the Triton kernel cannot be compiled, or None."""
+    return None if all(map(importlib.util.find_spec, ("jax_triton", "triton"))) else "jax-triton and triton are not both installed"
 
 
 compiled()  # now, since a program that JAX has stored (jax_compilation_cache_dir) calls the handler without asking what supports it
 extend.register(CHANNELWISE, Ffi())
 extend.register(CHANNELWISE, Triton())
-
-# --- an operation that is not bilinear: the softmax cross entropy of each row.  `backward` is the operation that gives d_logits; it reads
-# the sum of exponentials that the kernel of the loss has saved.  Labels lie in [0, V).  Devices may split the rows N, each of which is
-# computed by itself; V is unsharded, since the loss lacks it.
-
-
-def log_likelihood(logits, labels):
-    lse = jax.nn.logsumexp(logits, -1)
-    return lse - jnp.take_along_axis(logits, labels[:, None], -1)[:, 0], lse
-
-
-CROSS_ENTROPY = extend.operation(
-    "fused_cross_entropy",
-    log_likelihood,
-    operands=dict(logits="N V", labels="N"),
-    results=dict(loss="N"),
-    saved=dict(lse="N"),
-    constant="labels",
-)
-
-
-class CrossEntropy(extend.Implementation):
-    """The base of all kernels here: those of the loss and of its gradient are called in the same way."""
-
-    def run(self, call, config, operands):
-        of_loss = "loss" in call.results
-        read, written = (("logits", "labels"), ("loss", "lse")) if of_loss else (("logits", "labels", "lse", "d_loss"), ("d_logits",))
-        flat = call.flatten(operands)
-        kinds = [jax.ShapeDtypeStruct([call.sizes[label] for label in call.operation.labels[name]], np.float32) for name in written]
-        arrays = self.called(call, "" if of_loss else "backward", [flat[name] for name in read], kinds)
-        given = dict(zip(written, arrays, strict=True))
-        results = tuple(given[name].reshape(call.shape_of(name)) for name in call.results)
-        return results if call.further else results[0]
-
-    def called(self, call, which, arrays, kinds):
-        raise NotImplementedError
-
-
-class CrossEntropyFfi(CrossEntropy):
-    name, version = "custom_ffi", Ffi.version
-
-    def refuses(self, call):
-        return extend.no_kernel(call, "cpu") or wrong_dtype(call) or compiled()
-
-    def called(self, call, which, arrays, kinds):
-        return jax.ffi.ffi_call(f"custom_CrossEntropy{which.title()}", kinds)(*arrays)
-
-
-class CrossEntropyTriton(CrossEntropy):
-    name, version = "custom_triton", Triton.version
-
-    def refuses(self, call):
-        return extend.no_kernel(call, "cuda") or wrong_dtype(call) or ("nothing to launch" if call.empty else without_triton())
-
-    def called(self, call, which, arrays, kinds):
-        grid, constants = (call.sizes["N"],), dict(V=call.sizes["V"], BLOCK_V=BLOCK_V)
-        return launched(call, "_".join(filter(None, ["cross_entropy", which])), arrays, kinds, grid, constants)
-
-
-for operation in (CROSS_ENTROPY, CROSS_ENTROPY.backward):
-    extend.register(operation, CrossEntropyFfi())
-    extend.register(operation, CrossEntropyTriton())
 
 
 # --- what comes for free
@@ -282,59 +201,19 @@ def transformations(f, mesh):
     }
 
 
-def want(holds, claim):
-    if not holds:
-        raise AssertionError(f"it does not hold that {claim}")
-
-
-def error(got, truth):
-    """The largest, relative to the largest element; NaN if there is one."""
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(truth), strict=True)
-    return np.max([np.max(np.abs(np.asarray(g) - np.asarray(t))) / np.max(np.abs(t)) for g, t in pairs])
-
-
 def compare(x, w, mesh, name):
-    """Prints each transformation with the products that it runs; the largest error of any."""
+    """Print each transformation with the products that it runs; return the largest error, relative to the largest element."""
     truth = jax.jit(lambda x, w: {of: f(x, w) for of, f in transformations(reference, mesh).items()})(x, w)
     print(f"\n{name:24}{'error':10}products")
     errors = []
     with jaxext.use_implementation(name):
         for transformation, f in transformations(layer, mesh).items():
-            errors.append(error(f(x, w), truth[transformation]))
+            pairs = zip(jax.tree.leaves(f(x, w)), jax.tree.leaves(truth[transformation]), strict=True)
+            errors.append(np.max([np.max(np.abs(got - true)) / np.max(np.abs(true)) for got, true in pairs]))  # NaN if there is one
             rows = jaxext.explain(f)(x, w).rows
-            want(rows and all(row.chosen == name for row in rows), f"{name} computes each product of {transformation}")
+            assert {row.chosen for row in rows} == {name}, f"want each product of {transformation} by {name}, got {rows}"
             print(f"  {transformation:22}{errors[-1]:<10.1e}{' '.join(row.op for row in rows)}")
     return np.max(errors)
-
-
-def likelihood(logits, labels):
-    return log_likelihood(logits, labels)[0]
-
-
-def compare_losses(logits, labels, named):
-    """The same of the cross entropy: the largest error of values and derivatives."""
-
-    def derivatives(loss):
-        def mean(x):
-            return loss(x, labels).mean()
-
-        return jax.jit(lambda x: (loss(x, labels), jax.grad(mean)(x), jax.jvp(jax.grad(mean), (x,), (jnp.cos(x),))[1]))
-
-    print(f"\n{CROSS_ENTROPY}\n{CROSS_ENTROPY.backward}\n")
-    explained = jaxext.explain(jax.grad(lambda x: CROSS_ENTROPY(x, labels).sum()))(logits)
-    print("What its gradient runs:", explained, sep="\n")
-    want(named is None or all(row.chosen == named for row in explained.rows), f"{named} computes the loss and its gradient")
-    worst = error(derivatives(CROSS_ENTROPY)(logits), derivatives(likelihood)(logits))
-    print(f"\nThe largest error of loss, gradient and product with the Hessian: {worst:.1e}")
-    return worst
-
-
-# Where a kernel is refused if it was named; if nobody named it, the definition takes its place there.
-NO_KERNEL = {
-    "export": "jax stores a custom call only if `disabled_checks` names it",
-    "shard_map over one axis of two": "XLA's partitioner, which cannot split a kernel, has the program",
-    "splits, shard_map over one axis of two": "XLA's partitioner, which cannot split a kernel, has the program",
-}
 
 
 def main(argv=None):
@@ -342,20 +221,16 @@ def main(argv=None):
     parser.add_argument("--implementation", choices=["custom_ffi", "custom_triton", "xla"], help="default: the kernel that runs here")
     parser.add_argument("--check", action="store_true", help="run jaxext's conformance kit on it too, which takes longer than all else")
     args = parser.parse_args(argv)
-    with jaxext.use_implementation(args.implementation):
-        return show(args.implementation, args.check)
-
-
-def show(named, check):
-    devices, on_cpu = jax.devices(), jax.default_backend() == "cpu"
-    mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    N, K, M, C = (2 * len(devices), 4, 3, 80) if on_cpu else (128 * len(devices), 64, 32, 1000)
+    named, count, on_cpu = args.implementation, jax.device_count(), jax.default_backend() == "cpu"
+    mesh = jax.make_mesh((count,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    N, K, M, C = (2 * count, 4, 3, 80) if on_cpu else (128 * count, 64, 32, 1000)
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((N, K, C), (K, M, C)))
     gradient = jax.grad(lambda x, w: jnp.sum(layer(x, w) ** 2), (0, 1))
 
     print(CHANNELWISE)
-    explained = jaxext.explain(gradient)(x, w)
+    with jaxext.use_implementation(named):
+        explained = jaxext.explain(gradient)(x, w)
     print("\nWhat a gradient runs here, and why:", explained, sep="\n")
     if on_cpu and (reason := compiled()):
         print(f"\nThe C++ kernel does not run: {reason}.")
@@ -369,19 +244,18 @@ def show(named, check):
             program = jaxext.export.lower_for(gradient, arch="sm_90a")(x, w).as_text()
         calls = sum("custom_call" in line and "triton_kernel_call" in line for line in program.splitlines())
         print(f"\nThe gradient's program for an H100 (sm_90a) calls {calls} Triton kernels: for y, and for the gradients of x and of w.")
-        want(calls == 3, "one kernel is called for each product of the gradient")
+        assert calls == 3, f"want a kernel for each product of the gradient, got {calls}"
 
-    logits, labels = rng.normal(size=(N, C)).astype(np.float32), rng.integers(0, C, N).astype(np.int32)
-    worst = max(worst, compare_losses(logits, labels, named))
-
-    if check:
+    if args.check:
         print("\nThe conformance kit, on smaller arrays:")
-        n, c = testing.Split((P("x"), P()), P("x")), testing.Split((P(None, None, "y"),) * 2, P(None, None, "y"))
-        arrays, skip = (x[:8, :2, :4], w[:2, :2, :4]), {} if named in (None, "xla") else NO_KERNEL
-        testing.check_op(layer, reference, arrays, linear=(0, 1), splits=[n, c], skip=skip).raise_if_failed()
-        small = logits[:4, :3], labels[:4] % 3
-        testing.check_op(CROSS_ENTROPY, likelihood, small, skip=skip).raise_if_failed()  # split as its labels say
-
+        splits = [testing.Split((P("x"), P()), P("x")), testing.Split((P(None, None, "y"),) * 2, P(None, None, "y"))]
+        skip: dict[str, str] = {}
+        if named in ("custom_ffi", "custom_triton"):  # without a name, the definition takes its place there
+            partitioner = "XLA's partitioner, which cannot split a kernel, has the program"
+            skip = {"export": "jax stores a custom call only if `disabled_checks` names it", "shard_map over one axis of two": partitioner}
+            skip["splits, shard_map over one axis of two"] = partitioner
+        with jaxext.use_implementation(named):
+            testing.check_op(layer, reference, (x[:8, :2, :4], w[:2, :2, :4]), linear=(0, 1), splits=splits, skip=skip).raise_if_failed()
     print(f"\nLargest error {worst:.1e} (goal: at most 1e-5)")
     return 0 if worst <= 1e-5 else 1
 

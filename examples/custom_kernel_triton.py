@@ -1,4 +1,4 @@
-"""The kernels of custom_kernel.cc in Triton, for GPUs."""
+"""The kernel of custom_kernel.cc in Triton, for GPUs."""
 
 import triton
 import triton.language as tl
@@ -41,31 +41,3 @@ def channelwise(
         w = tl.load(w_ptr + s * second_s, (j < J) & (c < C), 0.0)  # (1, BLOCK_IJ, BLOCK_C)
         sums += x * w
     tl.store(out_ptr + ((b * I + i) * J + j) * C + c, sums, (i < I) & (j < J) & (c < C))
-
-
-@triton.jit
-def cross_entropy(logits_ptr, labels_ptr, loss_ptr, lse_ptr, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """A program computes the loss of one row, and the logarithm of the sum of exponentials, which the gradient reads."""
-    n = tl.program_id(0).to(tl.int64)
-    x_ptr, block = logits_ptr + n * V, tl.arange(0, BLOCK_V)
-    most = tl.full((BLOCK_V,), float("-inf"), tl.float32)
-    for v in range(0, V, BLOCK_V):
-        most = tl.maximum(most, tl.load(x_ptr + v + block, v + block < V, float("-inf")))
-    largest = tl.max(most, 0)
-    sums = tl.zeros((BLOCK_V,), tl.float32)
-    for v in range(0, V, BLOCK_V):
-        sums += tl.exp(tl.load(x_ptr + v + block, v + block < V, float("-inf")) - largest)
-    lse = largest + tl.log(tl.sum(sums, 0))
-    tl.store(lse_ptr + n, lse)
-    tl.store(loss_ptr + n, lse - tl.load(x_ptr + tl.load(labels_ptr + n)))
-
-
-@triton.jit
-def cross_entropy_backward(logits_ptr, labels_ptr, lse_ptr, d_loss_ptr, d_logits_ptr, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """A program computes the gradient of one row."""
-    n = tl.program_id(0).to(tl.int64)
-    label, lse, d_loss = tl.load(labels_ptr + n), tl.load(lse_ptr + n), tl.load(d_loss_ptr + n)
-    for first in range(0, V, BLOCK_V):
-        v = first + tl.arange(0, BLOCK_V)
-        softmax = tl.exp(tl.load(logits_ptr + n * V + v, v < V, 0.0) - lse)
-        tl.store(d_logits_ptr + n * V + v, (softmax - (v == label).to(tl.float32)) * d_loss, v < V)
