@@ -1,4 +1,4 @@
-"""Finds where a reference couples the elements of a label: by a sum, a sort or a cumulative sum over its axis, or by their positions.
+"""Finds where a reference couples the elements of a label: by a sum, a sort, a cumulative sum or a shift along its axis, or by positions.
 
 The axis is followed through the program, from the operands to the results.  A dependence that is found is there, but may cancel: then
 the label is declared `independent`.  Where the axis cannot be followed (a gather, a loop, a reduction by a function, a call of foreign
@@ -32,8 +32,8 @@ def refuse_coupled(declared, sizes: Mapping[str, Any], operands: Sequence[jax.Sh
     for label in labels:
         places = follow(jaxpr, [list(of).index(label) if label in of else None for of in declared.inputs.values()])
         having = [place for place, of in zip(places, declared.results.values(), strict=True) if label in of]
-        if place := next((place for place in having if isinstance(place, Coupled)), None):
-            found[label] = place.how
+        if place := next((place for place in having if isinstance(place, Coupled | Part)), None):
+            found[label] = place.how if isinstance(place, Coupled) else "its elements are shifted or cut off"
     if found:
         label, how = next(iter(found.items()))
         raise ValueError(
@@ -59,8 +59,28 @@ class Positions(frozenset):
     """The axes along which an array that has not the label counts, as `jnp.arange` does."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An axis with a part of the label's elements, or with padding beside them.
+
+    Index i has element i + by, of the elements `low` to `high` of all `size`.
+    """
+
+    axis: int
+    by: int
+    low: int
+    high: int
+    size: int
+
+    def cut(self, start: int, length: int) -> Part | int:
+        """The axis from `start` on, which may be before it; the axis itself if it has all elements at their indices."""
+        by = self.by + start
+        part = dataclasses.replace(self, by=by, low=max(self.low, by), high=min(self.high, by + length))
+        return self.axis if (part.by, part.low, part.high, length) == (0, 0, self.size, self.size) else part
+
+
 LOST = "lost"  # of an array: the axis of the label could not be followed
-Place = int | None | Coupled | Positions | str  # an axis of an array; None: the array does not have the label
+Place = int | None | Coupled | Positions | Part | str  # an axis of an array; None: the array does not have the label
 
 _ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj convert_element_type copy cos cosh digamma"
@@ -90,6 +110,9 @@ def _through(eqn, places: list[Place]) -> Sequence[Place]:
         return [found] * len(eqn.outvars)
     if (called := inner(eqn)) is not None:
         return follow(called.jaxpr, places)
+    if eqn.primitive.name == "split" and _axis_of(places[0]) == eqn.params["axis"]:
+        part, sizes = _part(eqn, 0, places[0]), eqn.params["sizes"]
+        return [part.cut(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
     return [_result_place(eqn, places)] * len(eqn.outvars)
 
 
@@ -101,13 +124,36 @@ def _result_place(eqn, places: list[Place]) -> Place:
     counted = frozenset().union(*(place for place in places if isinstance(place, Positions)))
     of_label = [None if isinstance(place, Positions) else place for place in places]
     if any(place is not None for place in of_label):
-        by_position = eqn.primitive.name in _ELEMENTWISE and not counted.isdisjoint(of_label)
-        return Coupled.found(eqn, " with the numbers of positions") if by_position else _rule(eqn)(eqn, of_label)
+        by_position = eqn.primitive.name in _ELEMENTWISE and not counted.isdisjoint(map(_axis_of, of_label))
+        return Coupled.found(eqn, " with the numbers of positions") if by_position else _of_parts(eqn, of_label)
 
     def moved(axis):
-        return _rule(eqn)(eqn, [axis if isinstance(place, Positions) and axis in place else None for place in places])
+        return _of_parts(eqn, [axis if isinstance(place, Positions) and axis in place else None for place in places])
 
     return Positions(place for place in map(moved, counted) if isinstance(place, int)) or None
+
+
+def _of_parts(eqn, places):
+    """The place by the rule for axes that have all elements; parts stay the same parts."""
+    if eqn.primitive.name in _CUTTING:
+        return _CUTTING[eqn.primitive.name](eqn, places)
+    place = _rule(eqn)(eqn, list(map(_axis_of, places)))
+    if isinstance(place, Coupled) or place == LOST or not any(isinstance(each, Part) for each in places):
+        return place
+    first, *others = {dataclasses.replace(each, axis=place) if isinstance(each, Part) else each for each in places if each is not None}
+    return Coupled.found(eqn, " of shifted elements") if others else first
+
+
+def _axis_of(place: Any) -> Any:
+    return place.axis if isinstance(place, Part) else place
+
+
+def _part(eqn, operand: int, place: Any) -> Part:
+    """The place of an operand as a part, which may be all."""
+    if isinstance(place, Part):
+        return place
+    size = eqn.invars[operand].aval.shape[place]
+    return Part(place, 0, 0, size, size)
 
 
 def inner(eqn) -> ClosedJaxpr | None:
@@ -159,23 +205,51 @@ def _reshape(eqn, places):
     return next(fits, LOST)
 
 
-def _kept(eqn, places):
-    """Return the place in the result of a slice, a padding or several parts: the axis keeps its elements if it keeps its size."""
-    axis = places[0]
-    same = (
-        axis is not None and all(place in (axis, None) for place in places) and eqn.params.get("dimension", eqn.params.get("axis")) != axis
-    )
-    return axis if same and all(y.aval.shape[axis] == eqn.invars[0].aval.shape[axis] for y in eqn.outvars) else LOST
+def _slice(eqn, places):
+    part = _part(eqn, 0, places[0])
+    start, end = eqn.params["start_indices"][part.axis], eqn.params["limit_indices"][part.axis]
+    strides = eqn.params["strides"]
+    return LOST if strides is not None and strides[part.axis] != 1 else part.cut(start, end - start)
 
 
 def _pad(eqn, places):
-    axis = places[0]
-    return axis if axis is not None and tuple(eqn.params["padding_config"][axis]) == (0, 0, 0) else LOST
+    if places[0] is None:
+        return LOST
+    part = _part(eqn, 0, places[0])
+    low, _, interior = eqn.params["padding_config"][part.axis]
+    return LOST if interior else part.cut(-low, eqn.outvars[0].aval.shape[part.axis])
 
 
 def _concatenate(eqn, places):
-    axis = _elementwise(eqn, places)
-    return LOST if axis == eqn.params["dimension"] else axis
+    """Return the place: along the axis, one array with the label is padded by the others; several put together may be in their order."""
+    dimension = eqn.params["dimension"]
+    if dimension not in map(_axis_of, places):
+        parts = {place for place in places if place is not None}
+        return parts.pop() if len(parts) == 1 else Coupled.found(eqn, " of shifted elements")
+    begins = [sum(x.aval.shape[dimension] for x in eqn.invars[:i]) for i in range(len(places))]
+    length = eqn.outvars[0].aval.shape[dimension]
+    cut = [
+        _part(eqn, i, place).cut(-begin, length) for i, (place, begin) in enumerate(zip(places, begins, strict=True)) if place is not None
+    ]
+    if len(cut) == 1:
+        return cut[0]
+    return LOST if any(isinstance(part, int) or part.by == 0 for part in cut) else Coupled.found(eqn, " of shifted elements")
+
+
+def _broadcast(eqn, places):
+    axis = eqn.params["broadcast_dimensions"][places[0]]
+    return axis if eqn.outvars[0].aval.shape[axis] == eqn.invars[0].aval.shape[places[0]] else Coupled.found(eqn)
+
+
+def _conv(eqn, places):
+    axis, of_filter = places
+    numbers = eqn.params["dimension_numbers"]
+    if axis is None or of_filter is not None:
+        return LOST
+    if axis == numbers.lhs_spec[0]:
+        return numbers.out_spec[0] if eqn.params["batch_group_count"] == 1 else LOST
+    wide = axis in numbers.lhs_spec[2:] and eqn.invars[1].aval.shape[numbers.rhs_spec[numbers.lhs_spec.index(axis)]] > 1
+    return Coupled.found(eqn) if wide else LOST
 
 
 def _dot_general(eqn, places):
@@ -196,16 +270,21 @@ def _dot_general(eqn, places):
     return found.pop() if len(found) == 1 else Coupled.found(eqn)
 
 
+def _reduce_window(eqn, places):
+    return Coupled.found(eqn) if eqn.params["window_dimensions"][places[0]] > 1 else LOST
+
+
 _RULES: dict[str, Callable[..., Place]] = {
-    "broadcast_in_dim": lambda eqn, places: eqn.params["broadcast_dimensions"][places[0]],
-    "concatenate": _concatenate,
+    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _reduce_window),
+    "broadcast_in_dim": _broadcast,
+    "conv_general_dilated": _conv,
     "dot_general": _dot_general,
-    "pad": _pad,
     "reshape": _reshape,
     "rev": lambda eqn, places: _kept_axis(eqn, places[0], eqn.params["dimensions"]),
-    "slice": _kept,
     "sort": _sort,
-    "split": _kept,
+    "split": lambda eqn, places: places[0],  # along another axis
     "squeeze": lambda eqn, places: _reduced(eqn, places[0], eqn.params["dimensions"]),
     "transpose": lambda eqn, places: eqn.params["permutation"].index(places[0]),
 }
+# Those that can change which elements an axis has.
+_CUTTING: dict[str, Callable[..., Place]] = {"concatenate": _concatenate, "pad": _pad, "slice": _slice}

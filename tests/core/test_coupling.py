@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxext.core.coupling import LOST, Coupled, follow
+from jaxext.core.coupling import LOST, Coupled, Part, follow
 
 # The label has the size 3, and nothing else has.
 X = jax.ShapeDtypeStruct((3, 4), np.float32)
@@ -45,6 +45,9 @@ KEPT = {
     "the right, behind a batch": lambda x: lax.dot_general(
         jnp.ones((5, 7, 4)), x.T[None] * jnp.ones((5, 1, 1)), (((2,), (1,)), ((0,), (0,)))
     ),
+    "padding that is cut off": lambda x: jnp.exp(jnp.pad(x, ((2, 3), (0, 0))).T)[:, 2:5],
+    "padding by other arrays": lambda x: jnp.sin(jnp.concatenate([jnp.ones((2, 4)), x, jnp.ones((2, 4))]))[2:-2],
+    "a convolution of each": lambda x: lax.conv(x[:, None], jnp.ones((1, 1, 2)), (1,), "VALID"),
     "positions along another axis": lambda x: jnp.where(jnp.arange(4) < 2, x, 0),
     "a diagonal beside it": lambda x: x[:, None] * jnp.tril(jnp.ones((4, 4))),
     "jit": jax.jit(lambda x: x.T),
@@ -63,16 +66,26 @@ COUPLED = {
     "a contraction": ("dot_general", lambda x: x.T @ jnp.ones((3, 5))),
     "a product with itself": ("dot_general", lambda x: x @ x.T),
     "all pairs": ("sub", lambda x: (x[:, None] - x[None]).sum(1)),
+    "neighbours": ("sub of shifted", lambda x: x[1:] - x[:-1]),
+    "neighbours with padding": ("sub of shifted", lambda x: x - jnp.pad(x, ((1, 0), (0, 0)))[:-1]),
+    "neighbours and the first": ("sub of shifted", lambda x: jnp.concatenate([x[:1], x[1:] - x[:-1]])),
+    "a rotation": ("concatenate of shifted", lambda x: jnp.roll(x, 1, 0)),
+    "halves exchanged": ("concatenate of shifted", lambda x: jnp.concatenate(jnp.split(x, [1])[::-1])),
+    "the first for all": ("sub of shifted", lambda x: x - x[:1]),
+    "the first by its index": ("squeeze", lambda x: x - x[0]),
+    "a convolution": ("conv_general_dilated", lambda x: lax.conv(x.T[None], jnp.ones((4, 4, 2)), (1,), "SAME")),
+    "a window": ("reduce_window_max", lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 1), (1, 1), "SAME")),
     "positions": ("with the numbers of positions", lambda x: jnp.where(jnp.arange(3)[:, None] < 2, x, 0)),
     "positions in another order": ("with the numbers of positions", lambda x: x + jnp.arange(3).reshape(1, 3).T),
     "a diagonal": ("with the numbers of positions", lambda x: x[:, None] * jnp.eye(3)[..., None]),
 }
 GONE = {
     "a gather": lambda x: x[np.array([2, 0, 1])],
-    "a loop": lambda x: lax.scan(lambda sum, row: (sum + row, sum + row), x[0], x)[1],
+    "a loop": lambda x: lax.scan(lambda sum, row: (sum + row, sum + row), jnp.zeros(4), x)[1],
     "a branch": lambda x: lax.cond(True, jnp.sin, jnp.cos, x),
-    "a slice": lambda x: lax.slice(x, (0, 0), (2, 4)),
-    "padding": lambda x: jnp.pad(x, ((1, 0), (0, 0))),
+    "a strided slice": lambda x: lax.slice(x, (0, 0), (3, 4), (2, 1)),
+    "padding between elements": lambda x: lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 0))),
+    "parts put together": lambda x: jnp.concatenate([2 * x[:1], x[1:]]),
     "more behind it": lambda x: jnp.concatenate([x, x], 0),
     "a reshape into one axis": lambda x: x.reshape(12),
     "a reshape into other rows": lambda x: x.reshape(2, 2, 3),
@@ -106,6 +119,12 @@ def test_an_axis_that_is_lost(name):
     """The label stays lost in all that follows."""
     for f in (GONE[name], lambda x: GONE[name](x).sum()):
         assert place(f)[0] == LOST
+
+
+def test_elements_that_are_shifted_or_cut_off():
+    """A part of them, or all elsewhere: as a result that is coupled, and nothing by itself."""
+    for f in (lambda x: x[1:], lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1], lambda x: jnp.pad(x[:-1], ((0, 1), (0, 0)))):
+        assert isinstance(place(f)[0], Part)
 
 
 def test_what_has_no_label():
