@@ -25,7 +25,7 @@ set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} step=${STEP:-25} trial=${TRIAL:-}
 # shellcheck disable=SC2206
-paths=(tests/backends/test_gpu.py tests/backends/test_gpu_{cuda,operations}.py tests/kernels/test_*.py)
+paths=(tests/backends/test_gpu.py tests/backends/test_gpu_{cuda,operations,text}.py tests/kernels/test_*.py)
 # shellcheck disable=SC2206
 files=(${TESTS:-${paths[@]}})
 report=() failed=() logs=() until=0
