@@ -137,9 +137,8 @@ def _compile(nvrtc: _Nvrtc, source: str, kernel: str, arch: int, options: tuple[
         raise CompileError(f"{fails}, with options {list(options)}\n{log}")
     errors = re.findall(r"^(.*)\(\d+\): (?:catastrophic )?error", log, re.MULTILINE)
     if errors and set(errors) == {"__nv_name_map"}:  # the file in which NVRTC looks names up
-        names = ", ".join(_kernels(source)) or "none"
         raise CompileError(
-            f"{fails}: {kernel!r} does not name one kernel of {file}. Its __global__ functions: {names}. "
+            f"{fails}: {kernel!r} does not name one kernel of {file}. "
             f'A template needs its arguments, as in "f<float>", and a namespace its name, as in "ns::f"\n{log}'
         )
     if result:
@@ -150,13 +149,6 @@ def _compile(nvrtc: _Nvrtc, source: str, kernel: str, arch: int, options: tuple[
     if not texts["cubin"] or f".entry {name}(" not in ptx or not re.search(rf"^\.target {real}\b", ptx, re.MULTILINE):
         raise CompileError(f"{fails}: there is no kernel for this architecture in the result, with options {list(options)}\n{log}".rstrip())
     return Compiled(texts["cubin"], ptx, name, log)
-
-
-def _kernels(source: str) -> list[str]:
-    """The names of the __global__ functions of a source."""
-    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
-    plain = re.sub(r"\b__\w+__\s*\((?:[^()]|\([^()]*\))*\)", " ", plain)  # such as __launch_bounds__(256)
-    return [*dict.fromkeys(re.findall(r"\b__global__\b[^;{}()]*?(\w+)\s*\(", plain))]
 
 
 def _paths(options: Sequence[str]) -> Iterator[str]:

@@ -41,11 +41,21 @@ _SHARED = {70: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 
 class CudaKernel:
     """A CUDA kernel made by `cuda_kernel`.  Call it with arrays and keywords, in a program for a GPU."""
 
-    def __init__(self, name: str, *, source: str, image: str | bytes, parameters, file: str, compiles: Mapping[str, Any], how):
+    def __init__(
+        self,
+        name: str,
+        *,
+        source: str,
+        image: str | bytes,
+        parameters: tuple[Parameter, ...],
+        file: str,
+        compiles: Mapping[str, Any],
+        given: Mapping[str, Any],
+    ):
         self.name, self._source, self._image, self._file = name, source, image, file
-        self._compiles, self._launches = compiles, how
-        self.parameters: tuple[Parameter, ...] = parameters
-        code = [source, image, name, sorted(compiles.items()), list(map(str, parameters)), _code([*how.values()])]
+        self._compiles, self._given = compiles, given
+        self.parameters = parameters
+        code = [source, image, name, sorted(compiles.items()), list(map(str, parameters)), _code([*given.values()])]
         self._digest = hashlib.sha256(repr(code).encode()).hexdigest()[:16]
 
     @property
@@ -131,7 +141,7 @@ class CudaKernel:
 
     @property
     def _aliases(self) -> Mapping[int, int]:
-        return self._launches["aliases"]
+        return self._given["aliases"]
 
     @property
     def _is(self) -> str:
@@ -186,7 +196,7 @@ class CudaKernel:
         return f"{self.name}<{', '.join(map(_template, templates))}>" if templates else self.name
 
     def _evaluated(self, operands: Sequence[Any], keywords: Mapping[str, Any], what: str) -> Any:
-        given = self._launches[what]
+        given = self._given[what]
         if not callable(given):
             return given
         names = _keywords_of(given, len(operands))
@@ -198,7 +208,7 @@ class CudaKernel:
 
     def _takes(self, keyword: str, operands: int) -> bool:
         """Return whether a keyword of a call is a scalar of the kernel, or a keyword of a function of its launch."""
-        of_functions = [_keywords_of(each, operands) for each in self._launches.values() if callable(each)]
+        of_functions = [_keywords_of(each, operands) for each in self._given.values() if callable(each)]
         return keyword in self._scalars or any(names is None or keyword in names for names in of_functions)
 
     @property
@@ -206,13 +216,13 @@ class CudaKernel:
         return [each.name for each in self.parameters if not each.pointer]
 
     def _refuse_aliases(self, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        if len({*self._aliases.values()}) < len(self._aliases):
+            raise ValueError(f"{self._is}: aliases is {dict(self._aliases)}, want another result for each operand")
         for operand, result in self._aliases.items():
             if not (operand < len(operands) and result < len(results)):
                 have = f"{len(operands)} operands and {len(results)} results"
                 raise ValueError(f"{self._is}: aliases has {operand}: {result}, and there are {have}")
             x, y = operands[operand], results[result]
-            if len({*self._aliases.values()}) < len(self._aliases):
-                raise ValueError(f"{self._is}: aliases is {dict(self._aliases)}, want another result for each operand")
             if (x.shape, x.dtype) != (y.shape, y.dtype):
                 raise ValueError(f"{self._is}: operand {operand} is {short(x)}, want {short(y)} as result {result}, whose place it has")
 
@@ -344,10 +354,10 @@ def _code(value: Any, depth: int = 4) -> Any:
 
 
 def _sharding_rule(*avals, launch: Launch, result, **_):
-    name = next((aval.sharding for aval in avals if any(aval.sharding.spec)), None)
-    if name is not None:
+    split = next((aval.sharding for aval in avals if any(aval.sharding.spec)), None)
+    if split is not None:
         raise _compat.ShardingTypeError(
-            f"cuda_kernel: an operand is split as {name.spec}, want it whole: call the kernel in a shard_map, or declare an operation"
+            f"cuda_kernel: an operand is split as {split.spec}, want it replicated: call the kernel in a shard_map, or declare an operation"
         )
     return NamedSharding(avals[0].sharding.mesh, P(*[None] * launch.out[result].ndim))
 
@@ -489,7 +499,7 @@ def cuda_kernel(
         parameters=known,
         file=file,
         compiles=compiles,
-        how={**how, "aliases": dict(aliases or {})},
+        given={**how, "aliases": dict(aliases or {})},
     )
 
 
@@ -500,7 +510,7 @@ def _read(source: Any, name: str) -> tuple[str, str | bytes, str]:
         isinstance(source, str) and "\n" not in source and source.endswith((".cu", ".cuh", ".ptx", ".cubin"))
     ):
         path = pathlib.Path(source)
-        file, source = str(path), path.read_bytes() if path.suffix == ".cubin" else path.read_text()
+        file, source = os.path.abspath(path), path.read_bytes() if path.suffix == ".cubin" else path.read_text()
     if isinstance(source, bytes):
         if not source.startswith(b"\x7fELF"):
             raise ValueError(f"cuda_kernel: {name} is given as bytes that are no machine code, want a cubin; source and PTX are a str")

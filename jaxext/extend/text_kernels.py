@@ -28,11 +28,9 @@ def implementations(declaration: Declaration, name: str, kernel: CudaKernel) -> 
 class Launched(Implementation):
     """The kernel's launch.
 
-    Its pointers are operands and results of the operation: those of their names if all of them have such, else all in their order.  Numbers
+    Its pointers are operands and results of the operation: those of their names if all of them have such, else all in their order.  Scalars
     are static keywords of the call, defaults of the reference, or the sizes of the labels of their names.
     """
-
-    custom_calls = (launcher.TARGET,)
 
     def __init__(self, declaration: Declaration, name: str, kernel: CudaKernel):
         self.name, self.version, self.coded_as = name, kernel._digest, f"{declaration.name} {name}"
@@ -107,8 +105,6 @@ class Launched(Implementation):
 
 class Simulated(Launched):
     """The kernel's PTX, executed by ptxsim in a callback."""
-
-    custom_calls = ()
 
     def lacks(self, call: Call) -> str | None:
         if call.platform != "cpu":

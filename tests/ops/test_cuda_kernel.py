@@ -233,7 +233,7 @@ def test_ptx_and_machine_code(tmp_path):
         of_cubin.simulate(x, C=64)
 
 
-def test_headers_beside_a_file(tmp_path):
+def test_headers_beside_a_file(tmp_path, monkeypatch):
     (tmp_path / "factor.h").write_text("constexpr int kFactor = 3;")
     file = tmp_path / "times.cu"
     file.write_text('#include "factor.h"\n__global__ void times(const int* x, int* y) { y[threadIdx.x] = kFactor * x[threadIdx.x]; }')
@@ -242,6 +242,8 @@ def test_headers_beside_a_file(tmp_path):
     assert times.simulate(x).tolist() == [0, 3, 6, 9]
     (tmp_path / "factor.h").write_text("constexpr int kFactor = 30;")
     assert times.simulate(x).tolist() == [0, 30, 60, 90]
+    monkeypatch.chdir(tmp_path)
+    assert extend.cuda_kernel("times.cu", "times", grid=1, block=4, out=lambda x: x).simulate(x).tolist() == [0, 30, 60, 90]
 
 
 def test_export_carries_the_kernel():
