@@ -97,12 +97,6 @@ def test_pmap_mlp_without_the_all_reduce_is_a_failure(capsys, monkeypatch):
     assert "one device trains: False" in capsys.readouterr().out
 
 
-def test_pmap_mlp_on_one_device_says_nothing_of_several(capsys, monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    out = said(capsys, pmap_mlp, "--steps", "1")
-    assert "one device trains: True" in out and "Without it" not in out
-
-
 def test_autodiff(capsys):
     out = said(capsys, autodiff)
     assert [numbers(value) for value in re.findall(r"cubic: (.*)", out)] == [[11], [17], [16], [6], [0]]
@@ -219,17 +213,6 @@ def test_long_convolution(capsys):
 
 
 @pytest.mark.slow
-def test_long_convolution_notices_filters_that_are_cut(capsys, monkeypatch):
-    whole = jaxext.long_conv
-    monkeypatch.setattr(jaxext, "long_conv", lambda x, w, **keywords: whole(x, w[:16], **keywords))
-    jax.clear_caches()  # `update` may be compiled already
-    assert long_convolution.main(["--steps", "100", "--length", "128"]) == 1
-    out = capsys.readouterr().out
-    assert "same results" in out and out.count(": False") == 2  # the short filters guess as before
-    jax.clear_caches()
-
-
-@pytest.mark.slow
 def test_video_stream(capsys, tmp_path):
     """The error falls, and streams have the bits of the whole, by convolutions of jaxext alone."""
     out = said(capsys, video_stream, "--steps", "40", "--plot", str(tmp_path / "plot.png"))
@@ -277,19 +260,6 @@ def test_decoder(capsys):
     assert {"causal_conv1d_backward", "ragged_linear", "ragged_tn", "matmul_tn"} <= {row.op for row in rows}
 
 
-@pytest.mark.slow
-def test_decoder_notices_lost_rows_states_and_columns(capsys, monkeypatch):
-    update, quantize = jaxext.causal_conv1d_update, decoder.quantize
-    monkeypatch.setattr(decoder, "JAXEXT", decoder.JAXEXT._replace(mixture=functools.partial(jaxext.moe, capacity=300)))
-    monkeypatch.setattr(jaxext, "causal_conv1d_update", lambda x, state, *args, **keywords: (update(x, state, *args, **keywords)[0], state))
-    monkeypatch.setattr(decoder, "quantize", lambda w: quantize(jnp.roll(w, 1, -1)))
-    jax.clear_caches()  # `generate` may be compiled already
-    assert decoder.main(["--steps", "2"]) == 1
-    out = capsys.readouterr().out
-    assert out.count(": False") == 3 and "The loss falls" in out
-    jax.clear_caches()
-
-
 def test_the_decoder_s_sentences():
     sums, facts = decoder.SUMS, decoder.FACTS
     assert len({*sums}) == len(sums) == 15 * 4 and len({*facts}) == len(facts) == 16 * 3 * 4 * 3 * 4
@@ -308,16 +278,6 @@ def test_muon(capsys, tmp_path):
     params, optimizer = muon.init(), muon.muon(0.1)
     rows = products(optimizer.update, params, optimizer.init(params))
     assert sorted(rows) == sorted(3 * products(jaxext.newton_schulz, params[0][0]))  # of matrices of three shapes
-
-
-@pytest.mark.slow
-def test_muon_notices_another_iteration(capsys, monkeypatch):
-    pytest.importorskip("optax")
-    whole = jaxext.newton_schulz
-    monkeypatch.setattr(jaxext, "newton_schulz", lambda x, **keywords: whole(x, steps=4, **keywords))
-    with jax.numpy_dtype_promotion("standard"):
-        assert muon.main(["--epochs", "1"]) == 1
-    assert "The same losses as optax's: False" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -248,19 +248,16 @@ def test_what_is_offered_to_the_cuda_kernels_they_take():
 # --- mixture_of_experts
 
 
-@pytest.mark.parametrize("balance", [False, True])
-def test_a_mixture_of_experts_on_eight_devices(capsys, tmp_path, balance):
+def test_a_mixture_of_experts_on_eight_devices(capsys, tmp_path):
     """The bias spreads the rows over the experts, and does not cost much."""
-    options = ["--balance"] if balance else []
-    assert mixture_of_experts.main(["--steps", "40", "--plot", str(tmp_path / "plot.png"), *options]) == 0
+    assert mixture_of_experts.main(["--steps", "40", "--plot", str(tmp_path / "plot.png"), "--balance"]) == 0
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "16 experts, 2 for each row, on 8 x cpu: 2 on each" in printed and "one device trains: True\n" in printed
-    assert ("than at first: True\n" in printed) == balance
+    assert "than at first: True\n" in printed
     rows = np.array([line.replace("%", "").split() for line in re.findall(r"^ +\d+ .*$", printed, re.MULTILINE)], float)
     np.testing.assert_allclose(rows[:, 1], rows[:, 2], rtol=1e-5)
-    assert rows[0, 1] > 2 and rows[-1, 1] < 1.4 and rows[-1, 3] > 80
-    assert (rows[-1, 4] < 20) == balance
+    assert rows[0, 1] > 2 and rows[-1, 1] < 1.4 and rows[-1, 3] > 80 and rows[-1, 4] < 20
 
 
 def test_the_mixture_is_that_of_its_formula():
@@ -272,13 +269,6 @@ def test_the_mixture_is_that_of_its_formula():
     of_all = np.einsum("neh,ehk->nek", np.maximum(np.einsum("nk,ekh->neh", x, up), 0), down)
     got, _ = mixture_of_experts.mixture(params, images[:50])
     np.testing.assert_allclose(got, x + np.einsum("ne,nek->nk", kept, of_all), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_experts_that_lose_rows_are_a_failure(capsys, monkeypatch):
-    monkeypatch.setattr(jaxext, "moe", functools.partial(jaxext.moe, capacity=2))  # on each device
-    assert mixture_of_experts.main(["--steps", "2"]) == 1
-    assert capsys.readouterr().out.endswith("one device trains: False\n")
 
 
 def test_the_products_of_the_mixture_are_ragged():
