@@ -24,7 +24,7 @@ from typing import TypeVar
 import jax
 from jax.interpreters import ad
 
-from jaxext import _compat
+from jaxext._target import device_kind
 from jaxext.core import partition, primitive
 from jaxext.core.call import Call
 from jaxext.core.family import Family
@@ -112,7 +112,7 @@ class Form(Labelled):
             precision=static.precision,
             platform=platform,
             arch=arch,
-            device=_compat.device_kind(platform),
+            device=device_kind(platform),
             partitioner=partitioner,
             in_place=static.in_place,
             rows=self.rows(open),

@@ -23,6 +23,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from jaxext import _compat
+from jaxext._target import device_kind
 from jaxext.core import partition, primitive
 from jaxext.core.call import Call
 from jaxext.core.choose import replacing_lax
@@ -165,7 +166,7 @@ class Operation(Labelled):
             precision=static.precision,
             platform=platform,
             arch=arch,
-            device=_compat.device_kind(platform),
+            device=device_kind(platform),
             partitioner=partitioner,
             in_place=static.in_place,
             operation=self,
