@@ -197,7 +197,7 @@ class Problem:
 
     @property
     def products(self) -> tuple[str, ...]:
-        """The roles that are a single product."""
+        """The roles that a kernel computes, of a kind that has one."""
         return tuple(role for role in self.roles if role != STEP)
 
     def cases(self, roles: Sequence[str] = ()) -> list[Case]:
@@ -230,7 +230,6 @@ class Problem:
         )
 
     def _how(self, numbers: str) -> Mapping[str, Any]:
-        """The operation's arguments for this kind of numbers."""
         return how(numbers)
 
     def _writable(self, role: str, numbers: str) -> bool:

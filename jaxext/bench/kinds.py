@@ -61,7 +61,7 @@ class Matmul(Problem):
         return {NN: (a, b), NT: (c, b), TN: (a, c), STEP: (a, b, c)}[role]
 
     def _writable(self, role: str, numbers: str) -> bool:
-        return role != STEP or len(set(NUMBERS[numbers][0])) == 1
+        return role != STEP or super()._writable(role, numbers)
 
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return "dot_general", *product(role, self.B > 1)
@@ -114,9 +114,6 @@ class Ragged(Problem):
         rows = sum(self.sizes)
         x, w, y = (rows, self.K), (len(self.sizes), self.K, self.N), (rows, self.N)
         return {NN: (x, w), NT: (y, w), TN: (x, y), STEP: (x, w, y)}[role]
-
-    def _writable(self, role: str, numbers: str) -> bool:
-        return len(set(NUMBERS[numbers][0])) == 1
 
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return "ragged_dot_general", *ragged(role, self.sizes)
@@ -281,10 +278,6 @@ class Mlp(Problem):
     stages: ClassVar = ("batch", "widths")
 
     @property
-    def products(self) -> tuple[str, ...]:
-        return ()  # each role is several
-
-    @property
     def size(self) -> str:
         return f"batch {self.batch}, {'-'.join(map(str, self.widths))}"
 
@@ -302,9 +295,6 @@ class Mlp(Problem):
     def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
         x, y = (self.batch, self.widths[0]), (self.batch, self.widths[-1])
         return (x, *((y,) if role != "forward" else ()), *itertools.pairwise(self.widths))
-
-    def _writable(self, role: str, numbers: str) -> bool:
-        return len(set(NUMBERS[numbers][0])) == 1
 
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return "dot_general", {"dimension_numbers": (((1,), (0,)), ((), ()))}, network(role)
@@ -330,10 +320,6 @@ class Fused(Problem):
     stages: ClassVar = ("matrices",)
 
     @property
-    def products(self) -> tuple[str, ...]:
-        return ()  # no kernel of the tables computes them
-
-    @property
     def size(self) -> str:
         return by((self.M, self.K, self.N))
 
@@ -348,9 +334,6 @@ class Fused(Problem):
         x, y = (self.M, self.K), (self.M, self.N)
         operands = (x, (self.K, 2, self.N)) if self.gated else (x, (self.K, self.N), (self.N,), y)
         return operands if role == "forward" else (y, *operands)
-
-    def _writable(self, role: str, numbers: str) -> bool:
-        return len(set(NUMBERS[numbers][0])) == 1
 
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return self.operation, {"activation": self.activation}, epilogue(role, self.K)
@@ -376,10 +359,6 @@ class Labelled(Problem):
         sizes = (each,) * len(form.free)
         roles, tags = tuple(form.roles.values()), frozenset({form.name})
         return cls(name=f"{form.name}, {by(sizes)}", form=form, sizes=sizes, roles=roles, numbers=("tf32",), tags=tags)
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        return ()  # no kernel of jaxext's computes them
 
     @property
     def size(self) -> str:

@@ -77,7 +77,6 @@ class Composition(Definition):
 
 
 def _inner_call(call: Call, form: Form, open: str, operands: Mapping[str, jax.Array], static: Static) -> Call:
-    """The call of a product of the composition."""
     avals = [operands[name] for name in form.operands(open)]
     return form.call(open, avals, static=static, platform=call.platform, arch=call.arch, partitioner=call.partitioner)
 

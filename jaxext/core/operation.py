@@ -131,7 +131,6 @@ class Operation(Labelled):
 
     @functools.cached_property
     def primitive(self):
-        """The primitive, with all rules."""
         made = primitive.make(self, self.open, _batch_rule, multiple_results=True)
         ad.primitive_jvps[made] = functools.partial(_jvp_rule, self)
         _compat.register_remat(made, functools.partial(_remat_rule, self))

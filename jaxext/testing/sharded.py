@@ -213,7 +213,6 @@ def half_by_hand(of: Layouts) -> Layouts:
 
 
 def axes_of(specs) -> set[str]:
-    """The mesh axes in some specs."""
     return {axis for spec in specs for axis in jax.tree.leaves(tuple(spec))}
 
 

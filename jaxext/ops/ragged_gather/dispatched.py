@@ -39,8 +39,6 @@ def sum_over_places(y: jax.Array, place: jax.Array, axis: int = 0) -> jax.Array:
 
 
 class Dispatched(Definition):
-    """The definition.  It supports every call."""
-
     name, version = "xla", "of its call"
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:

@@ -25,8 +25,6 @@ from jaxext.ops.scaled.xla import multiplied_dtype, scale_along
 
 
 class XlaRaggedScaled(XlaDefinition):
-    """The definition.  It supports every call."""
-
     def candidates(self, call: Call) -> Sequence[Ways | Algorithm]:
         return XlaRagged().candidates(_wide_call(call, call.dtype)) if call.platform == "cpu" else (Algorithm("composition"),)
 
