@@ -22,6 +22,13 @@ CONV_ROLES: tuple[str, ...] = (FPROP, DGRAD, WGRAD)
 MATMUL_ROLES: tuple[str, ...] = (NN, NT, TN)
 
 
+def _problem(family: str, role: str, numbers: str, arch: int, **sizes: int) -> Any:
+    """The problem of the family's kernels, whose module needs Triton."""
+    dtypes, precision = NUMBERS[numbers]
+    module = importlib.import_module(f"jaxext.kernels.{family}")
+    return module.Problem(name=f"{family}_{role}", role=role, **sizes, dtypes=dtypes, precision=precision, arch=arch)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matmul(Problem):
     """c[B,M,N] = a[B,M,K] b[B,K,N], and its gradients."""
@@ -40,18 +47,7 @@ class Matmul(Problem):
         return f"{self.B} x " * (self.B > 1) + by((self.M, self.K, self.N))
 
     def problem(self, role: str, numbers: str, arch: int) -> Any:
-        dtypes, precision = NUMBERS[numbers]
-        return importlib.import_module("jaxext.kernels.matmul").Problem(
-            name=f"matmul_{role}",
-            role=role,
-            B=self.B,
-            M=self.M,
-            N=self.N,
-            K=self.K,
-            dtypes=dtypes,
-            precision=precision,
-            arch=arch,
-        )
+        return _problem("matmul", role, numbers, arch, B=self.B, M=self.M, N=self.N, K=self.K)
 
     def flops(self, role: str) -> float:
         return 2.0 * self.B * self.M * self.N * self.K * (3 if role == STEP else 1)
@@ -91,21 +87,7 @@ class Ragged(Problem):
         return f"{len(self.sizes)} groups, {by((sum(self.sizes), self.K, self.N))}"
 
     def problem(self, role: str, numbers: str, arch: int) -> Any:
-        dtypes, precision = NUMBERS[numbers]
-        return importlib.import_module("jaxext.kernels.ragged").Problem(
-            name=f"ragged_{role}",
-            role=role,
-            B=1,
-            P=1,
-            R=1,
-            M=sum(self.sizes),
-            N=self.N,
-            K=self.K,
-            G=len(self.sizes),
-            dtypes=dtypes,
-            precision=precision,
-            arch=arch,
-        )
+        return _problem("ragged", role, numbers, arch, B=1, P=1, R=1, M=sum(self.sizes), N=self.N, K=self.K, G=len(self.sizes))
 
     def flops(self, role: str) -> float:
         return 2.0 * sum(self.sizes) * self.N * self.K * (3 if role == STEP else 1)

@@ -72,7 +72,6 @@ class Composition(Definition):
 
     def _named(self, call: Call) -> str | None:
         """The implementation of the products inside: this one if it was named for the operation."""
-        assert call.parameters is not None
         return self.name if call.parameters.implementation == self.name else None
 
 
@@ -83,6 +82,5 @@ def _inner_call(call: Call, form: Form, open: str, operands: Mapping[str, jax.Ar
 
 def _static(call: Call) -> Static:
     """The parameters of the composition, which has all results."""
-    assert call.parameters is not None
     dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
     return call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None)

@@ -115,6 +115,7 @@ class Form(Labelled):
             device=device_kind(platform),
             partitioner=partitioner,
             in_place=static.in_place,
+            parameters=static,
             rows=self.rows(open),
         )
 

@@ -124,7 +124,6 @@ class Operation(Labelled):
 
     def lower_unfused(self, call: Call, operands: Mapping[str, jax.Array], summed: Callable | None) -> tuple[jax.Array, ...]:
         """The results by the composition, whose partial products `summed` adds up over devices."""
-        assert call.parameters is not None
         with replacing_lax(False):
             results = composed(call, operands, call.parameters.implementation, summed)
         return results if call.further else (results,)

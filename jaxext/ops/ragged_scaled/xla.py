@@ -74,7 +74,6 @@ def _wide_call(call: Call, result, factors=jnp.float32) -> Call:
 
 def _chosen(call: Call, inner: Call):
     """The implementation of the ragged product: `xla` if the user named it."""
-    assert call.parameters is not None
     return chosen(inner, FAMILY.implementations, "xla" if call.parameters.implementation == "xla" else None)
 
 
