@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
+from jaxext._target import device_kind
 from jaxext.core import partition
 from jaxext.core.call import Call
 from jaxext.core.family import Family
@@ -53,20 +54,6 @@ class Labelled(abc.ABC):
     @abc.abstractmethod
     def factors(self, open: str) -> tuple[str, ...]:
         """Return the operands in which it is bilinear; they are the large ones."""
-
-    @abc.abstractmethod
-    def call(
-        self,
-        open: str,
-        avals: Sequence,
-        *,
-        static: Static,
-        wanted: Sequence[str] = (),
-        platform: str,
-        arch: int | None,
-        partitioner: _compat.Partitioner,
-    ) -> Call:
-        """The `Call` of one device, from the shapes and dtypes of its operands and the parameters of the primitive."""
 
     # --- what a form with ragged labels, or an operation around one, says of them (`ops/ragged`)
 
@@ -166,6 +153,39 @@ class Labelled(abc.ABC):
     def all_sizes(self, sizes: Mapping[str, int], static: Static) -> dict[str, int]:
         """The size of each label, from those of its axes."""
         return self.totals(sizes, static.ranks) | ({} if static.window is None else static.window.sizes)
+
+    def call(
+        self,
+        open: str,
+        avals: Sequence,
+        *,
+        static: Static,
+        wanted: Sequence[str] = (),
+        platform: str,
+        arch: int | None,
+        partitioner: _compat.Partitioner,
+    ) -> Call:
+        """The `Call` of one device, from the shapes and dtypes of its operands and the parameters of the primitive."""
+        extents = self.sizes(open, [aval.shape for aval in avals], static.ranks, static.window)
+        return Call(
+            op=self.op(open),
+            open=open,
+            labels=self.labels,
+            axes={name: self.axes(name, static.ranks) for name in self.labels},
+            sizes=self.all_sizes(extents, static),
+            extents=extents,
+            dtypes={name: aval.dtype for name, aval in zip(self.operands(open), avals, strict=True)},
+            dtype=static.dtype,
+            window=static.window,
+            precision=static.precision,
+            platform=platform,
+            arch=arch,
+            device=device_kind(platform),
+            partitioner=partitioner,
+            in_place=static.in_place,
+            parameters=static,
+            rows=self.rows(open),
+        )
 
     def sharding(self, open, avals, ranks, out_sharding: NamedSharding | None, unsharded: Sequence[str], gathered=()) -> NamedSharding:
         """Sharding in types: each axis of a result is sharded as in the operands; `unsharded` axes must not be.  `gathered` are pairs of

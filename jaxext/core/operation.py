@@ -23,7 +23,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from jaxext import _compat
-from jaxext._target import device_kind
 from jaxext.core import partition, primitive
 from jaxext.core.call import Call
 from jaxext.core.choose import replacing_lax
@@ -144,33 +143,17 @@ class Operation(Labelled):
         args = primitive.prepare(self, *partition.place_on_one_mesh([operands[name] for name in self.inputs]))
         return dict(zip(wanted, self.primitive.bind(*args, wanted=tuple(wanted), static=static), strict=True))
 
-    def call(self, open, avals, *, static, wanted=(), platform, arch, partitioner) -> Call:
-        ranks = static.ranks
-        extents = self.sizes(open, [aval.shape for aval in avals], ranks, static.window)
+    def call(self, open, avals, *, static, wanted=(), **device) -> Call:
+        call = super().call(open, avals, static=static, **device)
+        names = (*self.inputs, *(wanted or (open,)))
         dtypes = dict(zip(self.results, static.dtypes, strict=True))
-        wanted = wanted or (self.open,)
-        names = (*self.inputs, *wanted)
-        return Call(
-            op=self.name,
-            open=self.open,
-            labels={name: self.labels[name] for name in names},
-            axes={name: self.axes(name, ranks) for name in names},
-            sizes=self.all_sizes(extents, static),
-            extents=extents,
-            dtypes={name: aval.dtype for name, aval in zip(self.inputs, avals, strict=True)},
-            dtype=dtypes[self.open],
-            further={name: dtypes[name] for name in wanted if name != self.open},
-            window=static.window,
-            precision=static.precision,
-            platform=platform,
-            arch=arch,
-            device=device_kind(platform),
-            partitioner=partitioner,
-            in_place=static.in_place,
+        return dataclasses.replace(
+            call,
+            labels={name: call.labels[name] for name in names},
+            axes={name: call.axes[name] for name in names},
+            further={name: dtypes[name] for name in wanted if name != open},
             operation=self,
             static=static.options,
-            parameters=static,
-            rows=self.rows(open),
         )
 
 
