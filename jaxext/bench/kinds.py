@@ -11,7 +11,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from jaxext.bench.case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product, ragged
 from jaxext.core.form import Form
@@ -63,11 +63,7 @@ class Matmul(Problem):
         return "dot_general", *product(role, self.B > 1)
 
     def halved(self, stage: str) -> Self:
-        if stage == "batch":
-            (B,) = halved((self.B,), (2,))
-            return dataclasses.replace(self, B=B)
-        M, N, K = halved((self.M, self.N, self.K), (16, 16, 16))
-        return dataclasses.replace(self, M=M, N=N, K=K)
+        return smaller(self, B=2) if stage == "batch" else smaller(self, M=16, N=16, K=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,8 +100,7 @@ class Ragged(Problem):
         """Halve the rows, or N and K.  The number of groups stays, and empty groups stay empty."""
         if stage == "rows":
             return dataclasses.replace(self, sizes=tuple((size + 1) // 2 for size in self.sizes))
-        N, K = halved((self.N, self.K), (16, 16))
-        return dataclasses.replace(self, N=N, K=K)
+        return smaller(self, N=16, K=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,8 +278,7 @@ class Mlp(Problem):
 
     def halved(self, stage: str) -> Self:
         if stage == "batch":
-            (batch,) = halved((self.batch,), (64,))
-            return dataclasses.replace(self, batch=batch)
+            return smaller(self, batch=64)
         return dataclasses.replace(self, widths=halved(self.widths, (8,) * len(self.widths)))
 
 
@@ -321,8 +315,7 @@ class Fused(Problem):
         return self.operation, {"activation": self.activation}, epilogue(role, self.K)
 
     def halved(self, stage: str) -> Self:
-        M, N, K = halved((self.M, self.N, self.K), (16, 16, 16))
-        return dataclasses.replace(self, M=M, N=N, K=K)
+        return smaller(self, M=16, N=16, K=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -366,6 +359,15 @@ class Labelled(Problem):
 
 def by(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
+
+
+AProblem = TypeVar("AProblem", bound=Problem)
+
+
+def smaller(problem: AProblem, **least: int) -> AProblem:
+    """The problem with the largest of these sizes halved that can be, each to no less than this."""
+    sizes = halved([getattr(problem, name) for name in least], [*least.values()])
+    return dataclasses.replace(problem, **dict(zip(least, sizes, strict=True)))
 
 
 def halved(sizes: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
