@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -90,31 +90,12 @@ class Operation(Labelled):
         return self.product[0] if self.product else None
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        return self.form.chosen if self.form else ()
-
-    @property
     def unmapped(self) -> tuple[str, ...]:
-        return (*self.unsharded, *(self.form.unmapped if self.form else ()))
-
-    @property
-    def uncut(self) -> Mapping[str, str]:
-        return self.form.uncut if self.form else {}
-
-    @property
-    def gathered(self) -> Collection[tuple[str, str]]:
-        return self.form.gathered if self.form else ()
-
-    def axes_to_split(self, name, axes):
-        return self.form.axes_to_split(name, axes) if self.form else tuple(axes)
-
-    def local_operands(self, operands, part, sizes):
-        return self.form.local_operands(operands, part, sizes) if self.form else operands
+        return *self.unsharded, *super().unmapped
 
     def unsplit_axes(self, ranks: Sequence[int]) -> tuple[str, ...]:
         rank = self.unpack(ranks)
-        of_form = self.form.unsplit_axes(ranks) if self.form else self.window
-        return (*of_form, *(f"{label}{i}" for label in self.unsharded for i in range(rank[label])))
+        return (*super().unsplit_axes(ranks), *(f"{label}{i}" for label in self.unsharded for i in range(rank[label])))
 
     def unfused(self, options: Any, split: set[str], summed: Callable | None) -> Any:
         if self.unfuse is not None:
