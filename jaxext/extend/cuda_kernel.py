@@ -94,6 +94,7 @@ class CudaKernel:
         return tuple(results) if len(results) > 1 else results[0]
 
     def _bind(self, operands: Sequence[jax.Array], launch: Launch) -> list[jax.Array]:
+        """The results of a launch."""
         return _kernel_p.bind(*operands, kernel=self, launch=launch, wanted=tuple(range(len(launch.out))))
 
     def simulate(self, *arrays: np.ndarray | jax.Array, **keywords: Any) -> Any:
