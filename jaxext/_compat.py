@@ -26,14 +26,15 @@ if jax.__version_info__ < MINIMUM_JAX:
 # ruff: noqa: E402
 try:
     from jax._src import config, dispatch, distributed, sharding_impls, traceback_util
-    from jax._src.ad_checkpoint import name_p, primal_left_tangent_right
-    from jax._src.core import ShardingTypeError, mem_kind_to_space, standard_vma_rule
-    from jax._src.core import auto_insert_reshard as align_varying
+    from jax._src.ad_checkpoint import name_p as name_p
+    from jax._src.ad_checkpoint import primal_left_tangent_right as primal_left_tangent_right
+    from jax._src.core import ShardingTypeError as ShardingTypeError
+    from jax._src.core import auto_insert_reshard, mem_kind_to_space, standard_vma_rule
     from jax._src.custom_partitioning import _sharding_callbacks
     from jax._src.interpreters import remat
     from jax._src.interpreters.partial_eval import Offloadable, RecomputeType
-    from jax._src.lax.lax import ragged_dot_general_p
-    from jax._src.lax.scaled_dot import scaled_dot_p
+    from jax._src.lax.lax import ragged_dot_general_p as ragged_dot_general_p
+    from jax._src.lax.scaled_dot import scaled_dot_p as scaled_dot_p
     from jax._src.lax.utils import standard_primitive
 except ImportError as error:
     raise ImportError(f"jaxext was tested up to jax 0.12 and does not fit jax {jax.__version__}: update jaxext ({error})") from error
@@ -48,49 +49,14 @@ from jax.interpreters.partial_eval import dce_rules, partial_eval_jaxpr_custom_r
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxext import _scope
-from jaxext._target import compute_capability, device_kind
+from jaxext._target import compute_capability
 
-__all__ = [
-    "PLATFORMS",
-    "ShardingTypeError",
-    "Partitioner",
-    "adapt_dce_rule",
-    "align_varying",
-    "checkpoint_of_tangent",
-    "conv_general_dilated",
-    "device_kind",
-    "evaluated",
-    "hide_frames",
-    "kernels_launched",
-    "partitioner_of",
-    "lowered_within",
-    "lowering_p",
-    "name_p",
-    "named_specs",
-    "policies_asked",
-    "operation_primitive",
-    "primal_left_tangent_right",
-    "product_primitive",
-    "published",
-    "ragged_dot_general_p",
-    "refuse_parts",
-    "register_lowering",
-    "register_remat",
-    "replace_bind",
-    "scaled_dot_p",
-    "scan_counts",
-    "settings",
-    "source_line",
-    "storage",
-    "trace_context",
-    "unsplit",
-    "without_stored_programs",
-]
-
+# Each name that is imported "as" itself is for the other files:
 # ShardingTypeError: raised by lax for shardings in types that do not match; removed once jax.errors exports it.
-# align_varying: makes operands of a primitive vary over the same manual axes; removed once jax.lax has a public form of it.
 # name_p: the primitive of `checkpoint_name`, about which policies are asked; primal_left_tangent_right(x, y): x with the derivative of y.
 # Both are removed with `register_remat`.
+# align_varying: makes operands of a primitive vary over the same manual axes; removed once jax.lax has a public form of it.
+align_varying = auto_insert_reshard
 # trace_context: the part of the configuration that is in jit's cache keys; removed once make_jaxpr has a cache.
 trace_context = config.trace_context
 # conv_general_dilated: accepts symbolic padding; removed once lax's function does.

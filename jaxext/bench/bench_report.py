@@ -91,8 +91,6 @@ class Refusal(_Record, frozen=True):
 
 
 class Failure(_Record, frozen=True):
-    """A library that failed on the row's problem."""
-
     failed: str
 
 

@@ -111,9 +111,5 @@ def time_of(result: Result | Refusal | Failure | None) -> str:
 
 def _quartiles(ms: Sequence[float]) -> str:
     low, middle, high = ms
-    return f"{_digits(middle)} ±{50 * (high - low) / middle:.0f}%"
-
-
-def _digits(ms: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{ms:.{max(0, 2 - math.floor(math.log10(ms)))}f}"
+    decimals = max(0, 2 - math.floor(math.log10(middle)))  # three significant digits, without an exponent
+    return f"{middle:.{decimals}f} ±{50 * (high - low) / middle:.0f}%"

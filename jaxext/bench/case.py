@@ -20,6 +20,7 @@ from jax import lax
 
 import jaxext
 from jaxext import extend
+from jaxext.backends import fields
 from jaxext.core.form import Form, owner
 
 LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -43,16 +44,7 @@ NUMBERS = {
     "int8 weights": (("bf16", "i8", "bf16"), "tf32"),
     "int4 weights": (("bf16", "i4", "bf16"), "tf32"),
 }
-_NAMES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-    "fp8e4nv": "float8_e4m3fn",
-    "fp8e5": "float8_e5m2",
-    "i8": "int8",
-    "i4": "int4",
-    "i32": "int32",
-}
+_NAMES = {short: name for name, short in fields.DTYPES.items()} | {"i4": "int4"}
 _PRECISIONS = {
     "tf32": None,  # what GPUs take by default
     "tf32x3": "TF32_TF32_F32_X3",
@@ -197,7 +189,7 @@ class Problem:
 
     @property
     def products(self) -> tuple[str, ...]:
-        """The roles that are a single product."""
+        """The roles that a kernel computes, of a kind that has one."""
         return tuple(role for role in self.roles if role != STEP)
 
     def cases(self, roles: Sequence[str] = ()) -> list[Case]:
@@ -230,7 +222,6 @@ class Problem:
         )
 
     def _how(self, numbers: str) -> Mapping[str, Any]:
-        """The operation's arguments for this kind of numbers."""
         return how(numbers)
 
     def _writable(self, role: str, numbers: str) -> bool:

@@ -26,7 +26,6 @@ _FUNCTION = re.compile(r"^\s*Function : (\w+)\n", re.MULTILINE)
 
 
 def ptx_digest(ptx: str) -> str:
-    """The digest of a kernel in PTX."""
     text = _UNSEEN.sub("", _DEBUG_SECTION.sub("", ptx))
     for name in set(_ENTRY.findall(text)):
         text = re.sub(rf"\b{name}(?=\b|_param_)", "kernel", text)

@@ -246,7 +246,6 @@ def _why(row: Measured | None, library: str) -> str:
 
 
 def _differences(before: Report, after: Report) -> list[str]:
-    """The differences between the environments of two reports."""
     worlds = [before.environment, after.environment]
     versions = [world["versions"] for world in worlds]
     pairs = [(what, *(world.get(what) for world in worlds)) for what in ("device", "processor", "cores")]

@@ -11,7 +11,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from jaxext.bench.case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product, ragged
 from jaxext.core.form import Form
@@ -20,6 +20,13 @@ FPROP, DGRAD, WGRAD = "fprop", "dgrad", "wgrad"
 NN, NT, TN = "nn", "nt", "tn"
 CONV_ROLES: tuple[str, ...] = (FPROP, DGRAD, WGRAD)
 MATMUL_ROLES: tuple[str, ...] = (NN, NT, TN)
+
+
+def _problem(family: str, role: str, numbers: str, arch: int, **sizes: int) -> Any:
+    """The problem of the family's kernels, whose module needs Triton."""
+    dtypes, precision = NUMBERS[numbers]
+    module = importlib.import_module(f"jaxext.kernels.{family}")
+    return module.Problem(name=f"{family}_{role}", role=role, **sizes, dtypes=dtypes, precision=precision, arch=arch)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,18 +47,7 @@ class Matmul(Problem):
         return f"{self.B} x " * (self.B > 1) + by((self.M, self.K, self.N))
 
     def problem(self, role: str, numbers: str, arch: int) -> Any:
-        dtypes, precision = NUMBERS[numbers]
-        return importlib.import_module("jaxext.kernels.matmul").Problem(
-            name=f"matmul_{role}",
-            role=role,
-            B=self.B,
-            M=self.M,
-            N=self.N,
-            K=self.K,
-            dtypes=dtypes,
-            precision=precision,
-            arch=arch,
-        )
+        return _problem("matmul", role, numbers, arch, B=self.B, M=self.M, N=self.N, K=self.K)
 
     def flops(self, role: str) -> float:
         return 2.0 * self.B * self.M * self.N * self.K * (3 if role == STEP else 1)
@@ -61,17 +57,13 @@ class Matmul(Problem):
         return {NN: (a, b), NT: (c, b), TN: (a, c), STEP: (a, b, c)}[role]
 
     def _writable(self, role: str, numbers: str) -> bool:
-        return role != STEP or len(set(NUMBERS[numbers][0])) == 1
+        return role != STEP or super()._writable(role, numbers)
 
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return "dot_general", *product(role, self.B > 1)
 
     def halved(self, stage: str) -> Self:
-        if stage == "batch":
-            (B,) = halved((self.B,), (2,))
-            return dataclasses.replace(self, B=B)
-        M, N, K = halved((self.M, self.N, self.K), (16, 16, 16))
-        return dataclasses.replace(self, M=M, N=N, K=K)
+        return smaller(self, B=2) if stage == "batch" else smaller(self, M=16, N=16, K=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,21 +83,7 @@ class Ragged(Problem):
         return f"{len(self.sizes)} groups, {by((sum(self.sizes), self.K, self.N))}"
 
     def problem(self, role: str, numbers: str, arch: int) -> Any:
-        dtypes, precision = NUMBERS[numbers]
-        return importlib.import_module("jaxext.kernels.ragged").Problem(
-            name=f"ragged_{role}",
-            role=role,
-            B=1,
-            P=1,
-            R=1,
-            M=sum(self.sizes),
-            N=self.N,
-            K=self.K,
-            G=len(self.sizes),
-            dtypes=dtypes,
-            precision=precision,
-            arch=arch,
-        )
+        return _problem("ragged", role, numbers, arch, B=1, P=1, R=1, M=sum(self.sizes), N=self.N, K=self.K, G=len(self.sizes))
 
     def flops(self, role: str) -> float:
         return 2.0 * sum(self.sizes) * self.N * self.K * (3 if role == STEP else 1)
@@ -115,9 +93,6 @@ class Ragged(Problem):
         x, w, y = (rows, self.K), (len(self.sizes), self.K, self.N), (rows, self.N)
         return {NN: (x, w), NT: (y, w), TN: (x, y), STEP: (x, w, y)}[role]
 
-    def _writable(self, role: str, numbers: str) -> bool:
-        return len(set(NUMBERS[numbers][0])) == 1
-
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return "ragged_dot_general", *ragged(role, self.sizes)
 
@@ -125,8 +100,7 @@ class Ragged(Problem):
         """Halve the rows, or N and K.  The number of groups stays, and empty groups stay empty."""
         if stage == "rows":
             return dataclasses.replace(self, sizes=tuple((size + 1) // 2 for size in self.sizes))
-        N, K = halved((self.N, self.K), (16, 16))
-        return dataclasses.replace(self, N=N, K=K)
+        return smaller(self, N=16, K=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -281,10 +255,6 @@ class Mlp(Problem):
     stages: ClassVar = ("batch", "widths")
 
     @property
-    def products(self) -> tuple[str, ...]:
-        return ()  # each role is several
-
-    @property
     def size(self) -> str:
         return f"batch {self.batch}, {'-'.join(map(str, self.widths))}"
 
@@ -303,16 +273,12 @@ class Mlp(Problem):
         x, y = (self.batch, self.widths[0]), (self.batch, self.widths[-1])
         return (x, *((y,) if role != "forward" else ()), *itertools.pairwise(self.widths))
 
-    def _writable(self, role: str, numbers: str) -> bool:
-        return len(set(NUMBERS[numbers][0])) == 1
-
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return "dot_general", {"dimension_numbers": (((1,), (0,)), ((), ()))}, network(role)
 
     def halved(self, stage: str) -> Self:
         if stage == "batch":
-            (batch,) = halved((self.batch,), (64,))
-            return dataclasses.replace(self, batch=batch)
+            return smaller(self, batch=64)
         return dataclasses.replace(self, widths=halved(self.widths, (8,) * len(self.widths)))
 
 
@@ -330,10 +296,6 @@ class Fused(Problem):
     stages: ClassVar = ("matrices",)
 
     @property
-    def products(self) -> tuple[str, ...]:
-        return ()  # no kernel of the tables computes them
-
-    @property
     def size(self) -> str:
         return by((self.M, self.K, self.N))
 
@@ -349,15 +311,11 @@ class Fused(Problem):
         operands = (x, (self.K, 2, self.N)) if self.gated else (x, (self.K, self.N), (self.N,), y)
         return operands if role == "forward" else (y, *operands)
 
-    def _writable(self, role: str, numbers: str) -> bool:
-        return len(set(NUMBERS[numbers][0])) == 1
-
     def _function(self, role: str) -> tuple[str, Any, Any]:
         return self.operation, {"activation": self.activation}, epilogue(role, self.K)
 
     def halved(self, stage: str) -> Self:
-        M, N, K = halved((self.M, self.N, self.K), (16, 16, 16))
-        return dataclasses.replace(self, M=M, N=N, K=K)
+        return smaller(self, M=16, N=16, K=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -376,10 +334,6 @@ class Labelled(Problem):
         sizes = (each,) * len(form.free)
         roles, tags = tuple(form.roles.values()), frozenset({form.name})
         return cls(name=f"{form.name}, {by(sizes)}", form=form, sizes=sizes, roles=roles, numbers=("tf32",), tags=tags)
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        return ()  # no kernel of jaxext's computes them
 
     @property
     def size(self) -> str:
@@ -405,6 +359,15 @@ class Labelled(Problem):
 
 def by(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
+
+
+AProblem = TypeVar("AProblem", bound=Problem)
+
+
+def smaller(problem: AProblem, **least: int) -> AProblem:
+    """The problem with the largest of these sizes halved that can be, each to no less than this."""
+    sizes = halved([getattr(problem, name) for name in least], [*least.values()])
+    return dataclasses.replace(problem, **dict(zip(least, sizes, strict=True)))
 
 
 def halved(sizes: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:

@@ -55,7 +55,6 @@ def functions(code: str) -> dict[str, str]:
 
 
 def instructions(code: str) -> Iterator[Instruction]:
-    """The instructions in a disassembly."""
     for place, predicate, instruction, operands in _INSTRUCTION.findall(code):
         name, *modifiers = instruction.split(".")
         yield Instruction(int(place, 16), name, modifiers, operands, predicate.strip())

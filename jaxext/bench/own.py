@@ -13,7 +13,7 @@ from jax import lax
 
 import jaxext
 from jaxext.bench.case import COMPOSITIONS, NUMBERS, OF_ARRAYS, Problem
-from jaxext.bench.kinds import NT, by, halved
+from jaxext.bench.kinds import NT, by, halved, smaller
 from jaxext.kernels.causal.problem import CausalProblem
 from jaxext.kernels.epilogue import Epilogue
 
@@ -43,9 +43,7 @@ class Own(Problem):
         return self.operation, {}, lambda op: op
 
     def halved(self, stage: str) -> Self:
-        least = self.least[stage]
-        sizes = halved([getattr(self, name) for name in least], [*least.values()])
-        return dataclasses.replace(self, **dict(zip(least, sizes, strict=True)))
+        return smaller(self, **self.least[stage])
 
 
 def _gradients(op: Callable) -> Callable:
@@ -153,8 +151,7 @@ class Quantised(Own):
         return {}
 
     def halved(self, stage: str) -> Self:
-        M, N, K = halved((self.M, self.N, self.K), (16, 16, self.group or 16))
-        return dataclasses.replace(self, M=M, N=N, K=K)
+        return smaller(self, M=16, N=16, K=self.group or 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ Triton kernels are compiled here for that, CUDA kernels are read in the compiled
 from __future__ import annotations
 
 import concurrent.futures
-import datetime
 import importlib
 import multiprocessing
 import os
@@ -24,7 +23,7 @@ from jaxext.bench import code_digest, triton_ptx
 from jaxext.ops.matmul.cuda import CudaMatmul
 from jaxext.ops.matmul.triton import TritonMatmul
 from jaxext.tables import environment
-from jaxext.tables.table_format import Context, Entry, Verified
+from jaxext.tables.table_format import Context, Entry
 from jaxext.verify import cases
 
 Launched = tuple[str, Any, Any]  # the module of a Triton kernel, the problem, the config
@@ -80,9 +79,6 @@ def shipped(entry: Entry) -> Entry:
         if entry.sources.get(name) != sources.get(name) or name not in here:
             raise ValueError(f"{entry.device}: its {name} kernels are of another build than those here, want the same commit and compiler")
     code = digests(entry.verified, entry.capability or 0, entry.device)
-    recorded = {kind: _with_code(of, code[kind], entry.measured) for kind, of in entry.verified.items() if kind in code}
+    verified = ((kind, of) for kind, of in entry.verified.items() if kind in code)
+    recorded = {kind: msgspec.structs.replace(of, code=code[kind], date=entry.measured) for kind, of in verified}
     return Entry.of(Context(entry.device, entry.capability, {}, {}), entry.measured, {}, recorded)
-
-
-def _with_code(verified: Verified, code: str, date: datetime.date) -> Verified:
-    return msgspec.structs.replace(verified, code=code, date=date)

@@ -63,13 +63,10 @@ def _compared(eqn, operands, results) -> Iterator[str]:
     wanted = _compat.evaluated(eqn.replace(params={**params, "static": params["static"].replace(implementation=definition)}), *operands)
     for slot, y, want in zip(call.results, results, wanted, strict=True):
         y, want = np.asarray(y), np.asarray(want)
-        if y.size and not (error := _error(y, want)) <= (float(jnp.finfo(y.dtype).eps) ** (2 / 3) if _inexact(y) else 0):
+        allowed = float(jnp.finfo(y.dtype).eps) ** (2 / 3) if jnp.issubdtype(y.dtype, jnp.inexact) else 0
+        if y.size and not (error := _error(y, want)) <= allowed:
             where = f"call.op is {call.op!r}" + (f" and call.open {open!r}" if call.operation is None else f", in {slot!r}")
             yield f"implementation {chosen!r} is wrong where {where}: its error is {error:.2g} of the largest element; mend its `run`"
-
-
-def _inexact(x) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def _error(y: np.ndarray, want: np.ndarray) -> float:

@@ -37,7 +37,7 @@ class Call:
     further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
     operation: Any = None  # the `Operation`; None if this is a product of a form
     static: Any = None  # what determines an operation besides its operands
-    parameters: Static | None = None  # of an operation's primitive
+    parameters: Static  # of the primitive
     in_place: bool | None = None  # whether kernels may take slices of larger arrays where they lie
     in_loop: bool = False  # whether it is computed in a loop, as parts are (`core/invariant`)
     rows: tuple[str, str] | None = None  # the labels of batch and rows, if the rows of the result are independent of each other

@@ -72,18 +72,15 @@ class Composition(Definition):
 
     def _named(self, call: Call) -> str | None:
         """The implementation of the products inside: this one if it was named for the operation."""
-        assert call.parameters is not None
         return self.name if call.parameters.implementation == self.name else None
 
 
 def _inner_call(call: Call, form: Form, open: str, operands: Mapping[str, jax.Array], static: Static) -> Call:
-    """The call of a product of the composition."""
     avals = [operands[name] for name in form.operands(open)]
     return form.call(open, avals, static=static, platform=call.platform, arch=call.arch, partitioner=call.partitioner)
 
 
 def _static(call: Call) -> Static:
     """The parameters of the composition, which has all results."""
-    assert call.parameters is not None
     dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
     return call.parameters.replace(dtypes=dtypes, precision=call.precision, out_sharding=None)

@@ -24,7 +24,6 @@ from typing import TypeVar
 import jax
 from jax.interpreters import ad
 
-from jaxext import _compat
 from jaxext.core import partition, primitive
 from jaxext.core.call import Call
 from jaxext.core.family import Family
@@ -96,27 +95,6 @@ class Form(Labelled):
         free = [label for label in self.free if label not in self.unmapped]
         having = {label: {name for name, labels in self.labels.items() if label in labels} for label in free}
         return min((label for label in having if having[label] >= {*mapped, open}), key=lambda label: len(having[label]))
-
-    def call(self, open, avals, *, static, wanted=(), platform, arch, partitioner) -> Call:
-        sizes = self.sizes(open, [aval.shape for aval in avals], static.ranks, static.window)
-        return Call(
-            op=self.op(open),
-            open=open,
-            labels=self.labels,
-            axes={name: self.axes(name, static.ranks) for name in self.labels},
-            sizes=self.all_sizes(sizes, static),
-            extents=sizes,
-            dtypes={name: aval.dtype for name, aval in zip(self.operands(open), avals, strict=True)},
-            dtype=static.dtype,
-            window=static.window,
-            precision=static.precision,
-            platform=platform,
-            arch=arch,
-            device=_compat.device_kind(platform),
-            partitioner=partitioner,
-            in_place=static.in_place,
-            rows=self.rows(open),
-        )
 
     def bind(self, open: str, operands: Mapping[str, jax.Array], static: Static) -> jax.Array:
         """The open slot, from the other two and the companions."""

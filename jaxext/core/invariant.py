@@ -49,7 +49,7 @@ def part_of(call: Call, name: str | None) -> Call | None:
     sizes, of_window = {**call.sizes, batch: 1, row: size}, {} if call.window is None else call.window.sizes
     named = {label: label if label in of_window else f"{label}0" for label in sizes if label != batch}
     parameters = call.parameters
-    if parameters is not None:
+    if call.operation is not None:  # its composition reads them
         parameters = parameters.replace(ranks=tuple(int(label != batch) for label in call.operation.free), implementation=name)
     return dataclasses.replace(
         call,

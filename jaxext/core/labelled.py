@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
+from jaxext._target import device_kind
 from jaxext.core import partition
 from jaxext.core.call import Call
 from jaxext.core.family import Family
@@ -54,49 +55,40 @@ class Labelled(abc.ABC):
     def factors(self, open: str) -> tuple[str, ...]:
         """Return the operands in which it is bilinear; they are the large ones."""
 
-    @abc.abstractmethod
-    def call(
-        self,
-        open: str,
-        avals: Sequence,
-        *,
-        static: Static,
-        wanted: Sequence[str] = (),
-        platform: str,
-        arch: int | None,
-        partitioner: _compat.Partitioner,
-    ) -> Call:
-        """The `Call` of one device, from the shapes and dtypes of its operands and the parameters of the primitive."""
+    # --- what a form with ragged labels says of them (`ops/ragged`), for an operation around it, too
 
-    # --- what a form with ragged labels, or an operation around one, says of them (`ops/ragged`)
+    @property
+    def form(self) -> Labelled | None:
+        """The form of the product inside, if this is an operation that has one."""
+        return None
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """The labels of one slot alone, of which each product of two numbers meets one element: they do not count as work."""
-        return ()
+        return self.form.chosen if self.form else ()
 
     @property
     def unmapped(self) -> tuple[str, ...]:
         """The labels that no axis joins which vmap maps."""
-        return ()
+        return self.form.unmapped if self.form else ()
 
     @property
     def uncut(self) -> Mapping[str, str]:
         """The axes of labels that devices split in some operands only -> their names in the others, which are not split."""
-        return {}
+        return self.form.uncut if self.form else {}
 
     @property
     def gathered(self) -> Collection[tuple[str, str]]:
         """Pairs of an operand and an axis of it whose sharding does not matter."""
-        return ()
+        return self.form.gathered if self.form else ()
 
     def axes_to_split(self, name: str, axes: Sequence[str]) -> tuple[str, ...]:
         """The axes of an operand as devices may split them."""
-        return tuple(axes)
+        return self.form.axes_to_split(name, axes) if self.form else tuple(axes)
 
     def local_operands(self, operands: dict[str, jax.Array], part: Callable, sizes: Mapping[str, int]) -> dict[str, jax.Array]:
         """The operands of one device, from those that devices have been given their parts of."""
-        return operands
+        return self.form.local_operands(operands, part, sizes) if self.form else operands
 
     # --- what an operation says that may have to be unfused where devices split it
 
@@ -114,7 +106,7 @@ class Labelled(abc.ABC):
 
     def unsplit_axes(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """The axes that must not be split."""
-        return self.window
+        return self.form.unsplit_axes(ranks) if self.form else self.window
 
     @functools.cached_property
     def free(self) -> tuple[str, ...]:
@@ -166,6 +158,39 @@ class Labelled(abc.ABC):
     def all_sizes(self, sizes: Mapping[str, int], static: Static) -> dict[str, int]:
         """The size of each label, from those of its axes."""
         return self.totals(sizes, static.ranks) | ({} if static.window is None else static.window.sizes)
+
+    def call(
+        self,
+        open: str,
+        avals: Sequence,
+        *,
+        static: Static,
+        wanted: Sequence[str] = (),
+        platform: str,
+        arch: int | None,
+        partitioner: _compat.Partitioner,
+    ) -> Call:
+        """The `Call` of one device, from the shapes and dtypes of its operands and the parameters of the primitive."""
+        extents = self.sizes(open, [aval.shape for aval in avals], static.ranks, static.window)
+        return Call(
+            op=self.op(open),
+            open=open,
+            labels=self.labels,
+            axes={name: self.axes(name, static.ranks) for name in self.labels},
+            sizes=self.all_sizes(extents, static),
+            extents=extents,
+            dtypes={name: aval.dtype for name, aval in zip(self.operands(open), avals, strict=True)},
+            dtype=static.dtype,
+            window=static.window,
+            precision=static.precision,
+            platform=platform,
+            arch=arch,
+            device=device_kind(platform),
+            partitioner=partitioner,
+            in_place=static.in_place,
+            parameters=static,
+            rows=self.rows(open),
+        )
 
     def sharding(self, open, avals, ranks, out_sharding: NamedSharding | None, unsharded: Sequence[str], gathered=()) -> NamedSharding:
         """Sharding in types: each axis of a result is sharded as in the operands; `unsharded` axes must not be.  `gathered` are pairs of

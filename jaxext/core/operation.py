@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -90,31 +90,12 @@ class Operation(Labelled):
         return self.product[0] if self.product else None
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        return self.form.chosen if self.form else ()
-
-    @property
     def unmapped(self) -> tuple[str, ...]:
-        return (*self.unsharded, *(self.form.unmapped if self.form else ()))
-
-    @property
-    def uncut(self) -> Mapping[str, str]:
-        return self.form.uncut if self.form else {}
-
-    @property
-    def gathered(self) -> Collection[tuple[str, str]]:
-        return self.form.gathered if self.form else ()
-
-    def axes_to_split(self, name, axes):
-        return self.form.axes_to_split(name, axes) if self.form else tuple(axes)
-
-    def local_operands(self, operands, part, sizes):
-        return self.form.local_operands(operands, part, sizes) if self.form else operands
+        return *self.unsharded, *super().unmapped
 
     def unsplit_axes(self, ranks: Sequence[int]) -> tuple[str, ...]:
         rank = self.unpack(ranks)
-        of_form = self.form.unsplit_axes(ranks) if self.form else self.window
-        return (*of_form, *(f"{label}{i}" for label in self.unsharded for i in range(rank[label])))
+        return (*super().unsplit_axes(ranks), *(f"{label}{i}" for label in self.unsharded for i in range(rank[label])))
 
     def unfused(self, options: Any, split: set[str], summed: Callable | None) -> Any:
         if self.unfuse is not None:
@@ -123,14 +104,12 @@ class Operation(Labelled):
 
     def lower_unfused(self, call: Call, operands: Mapping[str, jax.Array], summed: Callable | None) -> tuple[jax.Array, ...]:
         """The results by the composition, whose partial products `summed` adds up over devices."""
-        assert call.parameters is not None
         with replacing_lax(False):
             results = composed(call, operands, call.parameters.implementation, summed)
         return results if call.further else (results,)
 
     @functools.cached_property
     def primitive(self):
-        """The primitive, with all rules."""
         made = primitive.make(self, self.open, _batch_rule, multiple_results=True)
         ad.primitive_jvps[made] = functools.partial(_jvp_rule, self)
         _compat.register_remat(made, functools.partial(_remat_rule, self))
@@ -145,33 +124,17 @@ class Operation(Labelled):
         args = primitive.prepare(self, *partition.place_on_one_mesh([operands[name] for name in self.inputs]))
         return dict(zip(wanted, self.primitive.bind(*args, wanted=tuple(wanted), static=static), strict=True))
 
-    def call(self, open, avals, *, static, wanted=(), platform, arch, partitioner) -> Call:
-        ranks = static.ranks
-        extents = self.sizes(open, [aval.shape for aval in avals], ranks, static.window)
+    def call(self, open, avals, *, static, wanted=(), **device) -> Call:
+        call = super().call(open, avals, static=static, **device)
+        names = (*self.inputs, *(wanted or (open,)))
         dtypes = dict(zip(self.results, static.dtypes, strict=True))
-        wanted = wanted or (self.open,)
-        names = (*self.inputs, *wanted)
-        return Call(
-            op=self.name,
-            open=self.open,
-            labels={name: self.labels[name] for name in names},
-            axes={name: self.axes(name, ranks) for name in names},
-            sizes=self.all_sizes(extents, static),
-            extents=extents,
-            dtypes={name: aval.dtype for name, aval in zip(self.inputs, avals, strict=True)},
-            dtype=dtypes[self.open],
-            further={name: dtypes[name] for name in wanted if name != self.open},
-            window=static.window,
-            precision=static.precision,
-            platform=platform,
-            arch=arch,
-            device=_compat.device_kind(platform),
-            partitioner=partitioner,
-            in_place=static.in_place,
+        return dataclasses.replace(
+            call,
+            labels={name: call.labels[name] for name in names},
+            axes={name: call.axes[name] for name in names},
+            further={name: dtypes[name] for name in wanted if name != open},
             operation=self,
             static=static.options,
-            parameters=static,
-            rows=self.rows(open),
         )
 
 

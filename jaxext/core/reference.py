@@ -34,8 +34,6 @@ UNMEASURED = "random operands need not be ones that the operation accepts, such 
 
 
 class Reference(Definition):
-    """The definition.  It supports every call."""
-
     name = "xla"  # version None: the reference is the user's code
 
     def code(self, platform: str) -> str:
@@ -107,7 +105,6 @@ class Declaration:
 
     @property
     def differentiable(self) -> list[str]:
-        """The operands that have a derivative."""
         return [name for name in self.inputs if name not in (*self.constant, *self.unread)]
 
     @property

@@ -353,5 +353,4 @@ def _constants_in_products(program: ClosedJaxpr) -> Iterator[frozenset[str]]:
 
 
 def _computes_gradients(program: ClosedJaxpr) -> bool:
-    """Return whether the function computes a gradient itself."""
     return any("transpose(" in str(step.eqn.source_info.name_stack) for step in walk(program.jaxpr))

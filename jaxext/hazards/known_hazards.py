@@ -35,7 +35,6 @@ class Hazard:
     cost: Callable[[Any], str] = lambda product: ""  # what it costs, if that is more than the product itself
 
     def shows_on(self, version: tuple[int, ...]) -> bool:
-        """Return whether this version of jax has it."""
         return self.fixed is None or version < self.fixed
 
     @property

@@ -27,8 +27,6 @@ PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")  # lax'
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place where an equation stands."""
-
     source: str  # the user's line, such as "mynet.py:12 (loss)"
     scope: str  # the names of modules around it, such as "CNN/Conv_0", and of jax's transformations
     backward: bool

@@ -267,7 +267,7 @@ def cost(
 
 def forms() -> dict[str, Form]:
     """The forms of all families, by name."""
-    return {form.name: form for form, _ in owner.values()}
+    return {form.name: form for form, _ in owner.values() if isinstance(form, Form)}
 
 
 def _sizes(form: Form, rank: int, given: Mapping[str, int]) -> dict[str, int]:

@@ -331,5 +331,4 @@ def _take(x, axis, name, part):
 
 
 def _positions(x: jax.Array, axis: int) -> jax.Array:
-    """The position of each element along an axis."""
     return lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + axis)

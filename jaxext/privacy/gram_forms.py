@@ -54,7 +54,6 @@ class Gram:
 
 
 def is_product(eqn: Any) -> bool:
-    """Return whether this is a product of jaxext."""
     return eqn is not None and isinstance(owner.get(eqn.primitive, (None, ""))[0], Form)
 
 

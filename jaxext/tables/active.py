@@ -85,7 +85,6 @@ def warn(source: str, ignored: str | None, what: str = "measurements") -> None:
 
 
 def current():
-    """The value of `use_table` here."""
     return _used.value
 
 

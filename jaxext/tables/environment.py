@@ -30,7 +30,6 @@ _codes: dict[str, list[Callable[[str], str]]] = {}
 
 @functools.cache
 def _installed(*packages: str) -> dict[str, str]:
-    """The versions of those that are installed."""
     found = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

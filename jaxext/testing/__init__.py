@@ -137,7 +137,7 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     splits, unsplit = splits_along(own, result, mesh, args) if splits is None else (tuple(splits), "")
     for split in splits:
         split.fit(args, result, mesh)
-    several = (*(cut for split in splits for cut in split.cuts(args, result)), *own)
+    several = (*(cut for split in splits for cut in split.cuts(result)), *own)
     cuts = {(cut.args, cut.result): cut for cut in several}.values()
     uncut = [cut.name for cut in cuts if cut.size(args) < 2]
     random = np.random.default_rng(0)

@@ -18,7 +18,6 @@ def value(case: Case) -> Tree:
 
 
 def at(case: Case, i) -> tuple:
-    """The arguments of example i."""
     return jax.tree.map(lambda x: x[i], case.examples)
 
 

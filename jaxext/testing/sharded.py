@@ -71,7 +71,7 @@ class Split:
             want = "want one P for each argument, axes that are there, and sizes that a mesh of"
             raise ValueError(f"check_op: {self} does not fit arguments of shapes {shapes}: {want} {dict(mesh.shape)} divides") from error
 
-    def cuts(self, args: tuple, result: Tree) -> list[Cut]:
+    def cuts(self, result: Tree) -> list[Cut]:
         """Its axes, if a device computes the function itself of its part, without collectives."""
         if self.collectives or self.part:
             return []
@@ -213,7 +213,6 @@ def half_by_hand(of: Layouts) -> Layouts:
 
 
 def axes_of(specs) -> set[str]:
-    """The mesh axes in some specs."""
     return {axis for spec in specs for axis in jax.tree.leaves(tuple(spec))}
 
 

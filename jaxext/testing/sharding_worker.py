@@ -457,7 +457,6 @@ class Workers:
                 self._end(worker)
 
     def one(self, job: Job) -> Any:
-        """Return the outcome of a job."""
         return next(self.run([job]))[1]
 
     def _start(self) -> tuple:

@@ -113,7 +113,6 @@ def listed(contacts: Iterable[Contact], platform: str, implementations: Sequence
 
 
 def named(contact: Contact, name: str, platform: str, implementations: Sequence[str]) -> Case:
-    """The case of that name."""
     return next(case for case, _ in _all_of(contact, platform, implementations) if isinstance(case, Case) and case.name == name)
 
 

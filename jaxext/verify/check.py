@@ -29,8 +29,6 @@ RECORDED: Any = {"xla_gpu_enable_command_buffer": "FUSION,CUSTOM_CALL", "xla_gpu
 
 @dataclasses.dataclass(eq=False)
 class Wrong(Exception):
-    """A result that is not right."""
-
     check: str  # integers, numbers, bits or graph
     reason: str
     norm: float | None = None

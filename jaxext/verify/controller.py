@@ -150,7 +150,6 @@ class Controller:
             self.close()
 
     def close(self) -> None:
-        """End all workers."""
         for worker in self._workers.values():
             worker.process.kill()
         until = time.monotonic() + WAIT_S
@@ -254,5 +253,4 @@ class Controller:
 
 
 def command(module: str) -> list[str]:
-    """The command that starts a worker."""
     return [sys.executable, "-P", "-m", "jaxext.verify.worker", module]

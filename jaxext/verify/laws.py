@@ -59,7 +59,6 @@ def errors(got: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
 
 
 def wide(x: Any) -> np.ndarray:
-    """The numbers in float64."""
     return np.asarray(x).astype(np.float64)
 
 

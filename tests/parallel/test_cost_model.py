@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext import extend, parallel
+from jaxext import extend, linear, parallel
 from jaxext.core.static import Static
 from jaxext.core.window import Window
 from jaxext.ops.matmul import matmul
@@ -271,6 +271,12 @@ REFUSED = (
 def test_what_is_refused(form, split, sizes, how, message):
     with pytest.raises(ValueError, match=f"cost: .*{message}"):
         parallel.cost(form, split, sizes=sizes, **how)
+
+
+def test_an_operation_that_was_called_is_no_form():
+    jax.eval_shape(functools.partial(linear, activation="relu"), *(jax.ShapeDtypeStruct((8, 8), np.float32),) * 2)
+    with pytest.raises(ValueError, match="form is 'linear', want one of .*matmul"):
+        parallel.cost("linear", {}, sizes=MATMUL)
 
 
 def test_padding_is_of_whole_rows():

@@ -121,7 +121,6 @@ def _convolution(names, activation, return_final_states, *arrays, precision, imp
 
 @functools.cache
 def _declaration(names: tuple[str, ...]) -> Declaration:
-    """Return the declaration of the operation with these operands."""
     inputs = {name: LABELS[name] for name in names}
     declared = Declaration(
         name=FAMILY.name,

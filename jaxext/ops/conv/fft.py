@@ -113,11 +113,7 @@ class FftPlan(Plan):
     def multiplies(self) -> str:
         return "spectra: its error is in the norm"
 
-    @property
-    def run(self) -> Callable[[Steps, Mapping[str, jax.Array]], jax.Array]:
-        return self._run
-
-    def _run(self, config: Steps, operands: Mapping[str, jax.Array]) -> jax.Array:
+    def run(self, config: Steps, operands: Mapping[str, jax.Array]) -> jax.Array:
         call, conv = self.call, self.conv
         operands = call.flatten(operands)
         if self.empty:

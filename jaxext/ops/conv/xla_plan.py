@@ -108,7 +108,6 @@ class Conv:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
         if self.open == "y":
             return (self.B, self.N, *self.window.output, self.G, self.K)
         return (self.B, self.G, self.K, *self.window.filter, self.C)

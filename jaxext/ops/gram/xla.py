@@ -21,8 +21,6 @@ MOST_PARTS = 4  # of the rows: more save few products, and take longer to compil
 
 
 class XlaGram(XlaDefinition):
-    """The definition of `gram`.  It supports every call."""
-
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         if call.platform != "cpu" or symbolic_size(call) or not call.partitioner.by_labels or call.sizes["M"] < 2:
             return (DOT,)

@@ -91,14 +91,6 @@ class TiedForm(Form):
         return {**operands, **ties}
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ComposedTiedForm(TiedForm):
-    """A tied form whose `xla` computes a ragged product: its calls hold the name of the implementation, which is passed on."""
-
-    def call(self, open, avals, *, static, **facts) -> Call:
-        return dataclasses.replace(super().call(open, avals, static=static, **facts), parameters=static)
-
-
 def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """The first row and the one after the last of each group (..., groups), from their sizes (..., all groups).
 

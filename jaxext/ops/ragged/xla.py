@@ -22,6 +22,7 @@ from jax import lax
 from jaxext import _compat
 from jaxext.backends.xla_products import XlaDefinition, product
 from jaxext.core.call import Call, symbolic_size
+from jaxext.core.epilogue import accumulated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +43,6 @@ class Ways:
 
 
 class XlaRagged(XlaDefinition):
-    """The definition of ragged products.  It supports every call."""
-
     def candidates(self, call: Call) -> Sequence[Ways]:
         # XLA's partitioner would gather what a loop slices, and splits a sum well.
         if symbolic_size(call) or call.partitioner is _compat.Partitioner.XLA:
@@ -128,11 +127,6 @@ def factors(call: Call, flat: Mapping[str, Any]) -> tuple[jax.Array, Any, int]:
     return (flat["x"], flat["w"], 2) if call.open == "y" else (flat["y"], flat["w"], 3)
 
 
-def wide_dtype(dtype):
-    """The dtype of sums of sums."""
-    return jnp.dtype(jnp.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
-
-
 def selected(mask: jax.Array, x: jax.Array) -> jax.Array:
     """x where the mask, which is broadcast, is set, and zero elsewhere, also in place of NaN."""
     mask = mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)
@@ -151,7 +145,7 @@ def gathered(call: Call, flat) -> jax.Array:
     inside = _inside(call, flat)[:, :, 0]  # (B, P, M, G)
     a, w, summed = factors(call, flat)
     of_row = jax.vmap(lambda filters, group: filters[group])(lax.squeeze(w, [summed]), inside.argmax(-1))  # (B, P, M, N)
-    wide = wide_dtype(call.dtype)
+    wide = accumulated(call.dtype)
     y = (a.astype(wide) * of_row[:, :, None].astype(wide)).astype(call.dtype)
     return selected(inside.any(-1)[:, :, None, :, None], y)
 
@@ -260,7 +254,7 @@ def listed_sum(call: Call, flat, rows: int) -> jax.Array:
     """The gradients of filters, by one loop over the blocks of all groups."""
     x, y = flat["x"], flat["y"]
     group, first, last, index = _blocks(call, flat, rows, "BGP")
-    wide = wide_dtype(call.dtype)
+    wide = accumulated(call.dtype)
 
     def one(v, both):
         w, total = both
@@ -330,7 +324,7 @@ def sum_by_group(call: Call, flat, rows: int, more: int) -> jax.Array:
     """The gradients of filters, by a loop over the groups and one over the blocks of each."""
     x, y = flat["x"], flat["y"]
     number, group = _groups(call, flat, "BGP")
-    wide = wide_dtype(call.dtype)
+    wide = accumulated(call.dtype)
 
     def one(i, both):
         w, total = both

@@ -39,8 +39,6 @@ def sum_over_places(y: jax.Array, place: jax.Array, axis: int = 0) -> jax.Array:
 
 
 class Dispatched(Definition):
-    """The definition.  It supports every call."""
-
     name, version = "xla", "of its call"
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
@@ -66,7 +64,6 @@ class Dispatched(Definition):
 
     def _choice(self, call: Call) -> Choice:
         """The implementation of the product without the gather: this one if the user named it."""
-        assert call.parameters is not None
         inner = plain_call(call)
         family = form.FAMILY if inner.operation is None else inner.operation.family
         return chosen(inner, family.implementations, self.name if call.parameters.implementation == self.name else None)
@@ -86,7 +83,6 @@ def plain_call(call: Call) -> Call:
         labelled = form.ragged_gated_linear_unit(False) if call.operation.unsharded else form.ragged_linear(False, False)
     shapes = {name: [call.sizes[label] for label in labelled.labels[name]] for name in labelled.operands(call.open)}
     results = (call.open,) if call.operation is None else call.operation.results
-    assert call.parameters is not None
     static = call.parameters.replace(
         ranks=labelled.pack({}),
         dtypes=tuple(call.results.get(name, call.dtype) for name in results),  # those of `tune` are wider than the user's

@@ -24,13 +24,13 @@ from jaxext.core.form import Companion, define
 from jaxext.core.labelled import Labelled
 from jaxext.core.operation import Operation
 from jaxext.ops.ragged import form as ragged
-from jaxext.ops.ragged.form import GROUPS, RAGGED, RANGES, ComposedTiedForm
+from jaxext.ops.ragged.form import GROUPS, RAGGED, RANGES, TiedForm
 from jaxext.ops.ragged_gather.dispatched import Dispatched
 from jaxext.ops.ragged_gather.triton import TritonRaggedGather
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class GatheredForm(ComposedTiedForm):
+class GatheredForm(TiedForm):
     """A device that has a part of the places may need any row: the rows S of x are not split, nor the list J of the places of each."""
 
     @property

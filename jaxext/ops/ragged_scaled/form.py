@@ -25,7 +25,7 @@ from jaxext.core.form import Companion, define
 from jaxext.core.static import Static
 from jaxext.lax.dispatch import compiled, lax_params, sharding_in_types
 from jaxext.ops.ragged import form as ragged
-from jaxext.ops.ragged.form import RAGGED, RANGES, ComposedTiedForm
+from jaxext.ops.ragged.form import RAGGED, RANGES, TiedForm
 from jaxext.ops.ragged_scaled.cuda import CudaRaggedScaled
 from jaxext.ops.ragged_scaled.triton import TritonRaggedScaled
 from jaxext.ops.ragged_scaled.xla import XlaRaggedScaled
@@ -37,11 +37,11 @@ SCALES = {"x": ("B", "P", "R", "M", "S"), "w": ("B", "G", "S", "J"), "y": ("B", 
 
 
 @functools.cache
-def form(slots: tuple[str, ...]) -> ComposedTiedForm:
+def form(slots: tuple[str, ...]) -> TiedForm:
     """The form in which these slots have scales."""
     scales = {f"{slot}_scale": Companion(SCALES[slot], functools.partial(scaled.tangent, bind, slot)) for slot in slots}
     return define(
-        ComposedTiedForm(
+        TiedForm(
             name=f"ragged_scaled_{''.join(slots)}",
             slots=SLOTS,
             roles=RAGGED.roles,

@@ -25,8 +25,6 @@ from jaxext.ops.scaled.xla import multiplied_dtype, scale_along
 
 
 class XlaRaggedScaled(XlaDefinition):
-    """The definition.  It supports every call."""
-
     def candidates(self, call: Call) -> Sequence[Ways | Algorithm]:
         return XlaRagged().candidates(_wide_call(call, call.dtype)) if call.platform == "cpu" else (Algorithm("composition"),)
 
@@ -76,7 +74,6 @@ def _wide_call(call: Call, result, factors=jnp.float32) -> Call:
 
 def _chosen(call: Call, inner: Call):
     """The implementation of the ragged product: `xla` if the user named it."""
-    assert call.parameters is not None
     return chosen(inner, FAMILY.implementations, "xla" if call.parameters.implementation == "xla" else None)
 
 

@@ -21,8 +21,6 @@ from jaxext.ops.matmul.form import FAMILY as MATMUL
 
 
 class XlaScaled(XlaDefinition):
-    """The definition.  It supports every call."""
-
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         """Return the algorithms, by parts first where a factor is large: the cache holds a part in float32, and memory is not written."""
         if symbolic_size(call) or call.partitioner is Partitioner.XLA or _part(call) is None:
