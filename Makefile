@@ -22,9 +22,10 @@ demo: $(VENV)/.demo
 	$(python) examples/digits.py
 
 # all but the long tail, which test-all runs too; two workers: most of the time goes into compiling, and the simulated devices take cores of
-# their own; a process of Triton's interpreter cannot compile, so the tests of kernels are a run of their own
+# their own; a file stays with one worker, which compiles what its tests share once; a process of Triton's interpreter cannot compile, so the
+# tests of kernels are a run of their own
 test: $(ready)
-	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(filter-out tests/kernels%,$(TESTS)))
+	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 --dist loadfile --durations=20 -m "$(MARK)" $(filter-out tests/kernels%,$(TESTS)))
 	$(if $(filter tests tests/ tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
 test-all: MARK =
 test-all: test

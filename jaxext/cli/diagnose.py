@@ -89,7 +89,6 @@ def _mesh(sizes: dict[str, int]) -> AbstractMesh:
 
 
 def split_over(mesh: AbstractMesh | None, arguments: Any) -> Any:
-
     def split(leaf):
         if leaf.sharding is None:
             return leaf
