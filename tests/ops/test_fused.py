@@ -110,9 +110,9 @@ def with_gradients(function):
     ids=name_of,
 )
 def test_linear(activation, dtype):
-    """The values and all gradients, with bias and residual; of one activation also with one of the two, and with none."""
+    """The values and all gradients, with bias and residual; of one activation also with one of the two."""
     arrays = [random(shape, dtype, seed) for seed, shape in enumerate([(3, 5, 8), (8, 6), (6,), (3, 5, 6)])]
-    for bias, residual in ((2, 3), (2, None), (None, 3), (None, None))[: 4 if activation == "silu" else 1]:
+    for bias, residual in ((2, 3), (2, None), (None, 3))[: 3 if activation == "silu" else 1]:
         args = arrays[:2] + [arrays[i] for i in (bias, residual) if i is not None]
 
         def ours(x, w, *more, bias=bias, residual=residual):
@@ -165,15 +165,10 @@ CONVOLUTIONS = {
         dict(window_strides=(1, 1), padding="VALID", batch_group_count=2, dimension_numbers=NHWC),
     ),
     "channels first": ((2, 4, 7, 6), (5, 4, 3, 3), dict(window_strides=(1, 1), padding="SAME", dimension_numbers=None)),
-    "three axes": (
-        (1, 3, 4, 5, 2),
-        (2, 2, 2, 2, 3),
-        dict(window_strides=(1, 2, 1), padding="SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")),
-    ),
 }
 
 
-@pytest.mark.parametrize(("case", "dtype"), [*zip(CONVOLUTIONS, (jnp.float32, jnp.bfloat16, jnp.float32), strict=True)], ids=name_of)
+@pytest.mark.parametrize(("case", "dtype"), [*zip(CONVOLUTIONS, (jnp.float32, jnp.bfloat16), strict=True)], ids=name_of)
 def test_conv_bias_act(case, dtype):
     lhs, rhs, static = CONVOLUTIONS[case]
     shape = jax.eval_shape(functools.partial(lax.conv_general_dilated, **static), *(jnp.zeros(s) for s in (lhs, rhs))).shape

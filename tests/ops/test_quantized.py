@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import random
+from cases import check_second_derivatives, random
 from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -183,12 +183,8 @@ def plain(x, w, s, t):
 
 def test_derivatives_of_any_order():
     args = [jnp.asarray(random(shape, np.float64, seed)) for seed, shape in enumerate([(2, 4), (4, 2), (2, 2), (1, 2)])]
-    loss = lambda x, w, s, t: jnp.sin(jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, preferred_element_type=jnp.float64)).sum()
-    all_four = 0, 1, 2, 3
-    want = jax.jit(jax.hessian(lambda *args: jnp.sin(plain(*args)).sum(), all_four))(*args)
-    for derivative in (jax.hessian(loss, all_four), jax.jacrev(jax.jacrev(loss, all_four), all_four)):
-        for got, true in zip(jax.tree.leaves(jax.jit(derivative)(*args)), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(got, true, rtol=1e-10, atol=1e-12)
+    double = functools.partial(jaxext.scaled_dot, preferred_element_type=jnp.float64)
+    check_second_derivatives(lambda x, w, s, t: double(x, w, lhs_scale=s, rhs_scale=t), plain, *args)
 
 
 def test_gradients_have_the_dtypes_of_operands():

@@ -45,9 +45,9 @@ def poisoned(*arrays):
 
 @pytest.mark.parametrize(("activation", "dtype"), [("silu", jnp.float32), (None, jnp.bfloat16)], ids=name_of)
 def test_linear(activation, dtype):
-    """The values and all gradients, with bias and scale; of one activation also with one of the two, and with none."""
+    """The values and all gradients, with bias and scale; of one activation also with one of the two."""
     arrays = [x.astype(dtype) for x in (X, W, BIAS, SCALE)]
-    for bias, scale in ((True, True), (True, False), (False, True), (False, False))[: 4 if activation else 1]:
+    for bias, scale in ((True, True), (True, False), (False, True))[: 3 if activation else 1]:
         args = [x for x, given in zip(arrays, (True, True, bias, scale), strict=True) if given]
 
         def named(x, w, *more, bias=bias, scale=scale):

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import equations, random
+from cases import check_second_derivatives, equations, random
 from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from test_quantized import small
+from test_ragged import owners
 
 import jaxext
 from jaxext.core.implementation import Algorithm
@@ -55,11 +57,6 @@ ROLES = [  # dtypes, scales, and whether the axes of matrices are swapped
 ]
 
 
-def small(shape, dtype, seed):
-    """Integers whose products and sums are exact in float32."""
-    return jnp.asarray(np.random.default_rng(seed).integers(-3, 4, shape)).astype(dtype)
-
-
 def powers(shape, seed, dtype: Any = jnp.float32) -> Any:
     """Scales whose products are exact."""
     return None if shape is None else jnp.exp2(small(shape, jnp.float32, seed)).astype(dtype)
@@ -78,12 +75,6 @@ def of_blocks(x, shape) -> Any:
     """The sums over blocks of an array, in the shape of a scale: the inverse of `repeated`, transposed."""
     cut = [part for size, count in zip(x.shape, shape or (1,) * x.ndim, strict=True) for part in (count, size // max(count, 1))]
     return x.reshape(cut).sum(tuple(range(1, len(cut), 2))).reshape(shape)
-
-
-def owners(sizes, rows):
-    """The group of each row, -1 for none: what the docstring says of sizes."""
-    each = [g for g, size in enumerate(sizes) for _ in range(min(max(int(size), 0), rows))][:rows]
-    return np.array([*each, *[-1] * (rows - len(each))], int)
 
 
 def truth(x, w, sizes, s, t, ct) -> list:
@@ -249,12 +240,7 @@ def test_numbers_of_no_group_reach_no_derivative():
 def test_derivatives_of_any_order():
     args = [jnp.asarray(random(shape, np.float64, i)) for i, shape in enumerate([(5, 2), (2, 2, 3), (5, 2), (1, 1, 3)])]
     sizes = np.array([3, 1], np.int32)
-    loss = lambda f: lambda *args: jnp.sin(f(*args)).sum()
-    ours, all_four = loss(lambda x, w, s, t: call(x, w, sizes, s, t)), (0, 1, 2, 3)
-    want = jax.jit(jax.hessian(loss(functools.partial(plain, sizes=sizes)), all_four))(*args)
-    for derivative in (jax.hessian(ours, all_four), jax.jacrev(jax.jacrev(ours, all_four), all_four)):
-        for got, true in zip(jax.tree.leaves(jax.jit(derivative)(*args)), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(got, true, rtol=1e-10, atol=1e-12)
+    check_second_derivatives(lambda x, w, s, t: call(x, w, sizes, s, t), functools.partial(plain, sizes=sizes), *args)
 
 
 def plain(x, w, s, t, sizes):

@@ -116,7 +116,7 @@ def several(strategy):
     return st.lists(strategy, min_size=10, max_size=10)
 
 
-@examples(max_examples=5)
+@examples(max_examples=4)
 @given(several(geometries()))
 def test_convolution(problems):
     check([of_convolution(geometry) for geometry in problems])
