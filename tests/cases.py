@@ -129,6 +129,15 @@ def check(got, lax_value, truth64, multiple: float = 4) -> None:
     assert error <= allowed, f"error {error:.3g}, lax {error_of_lax:.3g}, scale {scale:.3g}"
 
 
+def check_second_derivatives(ours: Callable, plain: Callable, *args) -> None:
+    """The hessian, forward over reverse and reverse over reverse, of a loss of float64 operands is that of `plain`."""
+    loss, all_of_them = (lambda f: lambda *args: jnp.sin(f(*args)).sum()), tuple(range(len(args)))
+    want = jax.jit(jax.hessian(loss(plain), all_of_them))(*args)
+    for derivative in (jax.hessian(loss(ours), all_of_them), jax.jacrev(jax.jacrev(loss(ours), all_of_them), all_of_them)):
+        for got, true in zip(jax.tree.leaves(jax.jit(derivative)(*args)), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(got, true, rtol=1e-10, atol=1e-12)
+
+
 def equations(fun: Callable, *args) -> list:
     """Every equation of `fun`, those of programs within it included: what jit inlines depends on the version."""
     found = []

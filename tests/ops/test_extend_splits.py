@@ -20,7 +20,6 @@ from jaxext import extend, testing
 
 NAMES = itertools.count()
 X, G = random((8, 8), np.float32), 1 + random((8,), np.float32, 1)
-DEVICES = pytest.mark.parametrize("devices", [jax.devices()[:1], jax.devices()], ids=len)
 operation: Any = extend.operation
 
 
@@ -37,6 +36,7 @@ COUPLED: dict[str, Any] = {
     "cumsum": (running, (X,), dict(x="N C"), "N"),
     "rms_norm": (rms_norm, (X, G), dict(x="N C", g="C"), "C"),
 }
+ON_DEVICES = pytest.mark.parametrize(("name", "count"), [("cumsum", 8), ("rms_norm", 1)])
 
 
 def declared(name, **more):
@@ -50,11 +50,10 @@ def check(fn, reference, args, *names, **options):
     return testing.check_op(fn, reference, args, skip=skip, show=False, **options)
 
 
-@DEVICES
-@pytest.mark.parametrize("name", COUPLED)
-def test_a_forgotten_unsharded_label_is_an_error(name, devices):
+@ON_DEVICES
+def test_a_forgotten_unsharded_label_is_an_error(name, count):
     """The first call raises it under every transformation.  Declared, the operation is right where the axis is split."""
-    mesh = jax.make_mesh((len(devices),), ("d",), devices=devices, axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((count,), ("d",), devices=jax.devices()[:count], axis_types=(AxisType.Auto,))
     forgotten, reference, args, label = declared(name)
     spec = {2: P("d") if label == "N" else P(None, "d"), 1: P("d")}
     split = [jax.device_put(x, NamedSharding(mesh, spec[x.ndim])) for x in args]
@@ -69,24 +68,22 @@ def test_a_forgotten_unsharded_label_is_an_error(name, devices):
     np.testing.assert_allclose(jax.jit(right)(*split), reference(*args), atol=1e-5)
 
 
-@DEVICES
-@pytest.mark.parametrize("name", COUPLED)
-def test_check_op_finds_a_forgotten_unsharded_label(name, devices):
+@ON_DEVICES
+def test_check_op_finds_a_forgotten_unsharded_label(name, count):
     forgotten, reference, args, label = declared(name)
-    report = check(forgotten, reference, args, devices=devices)
+    report = check(forgotten, reference, args, devices=jax.devices()[:count])
     assert not report.passed and "name it in `unsharded`" in report["eager"].rule and f"elements of {label}" in report["eager"].detail
 
 
-@DEVICES
-@pytest.mark.parametrize("name", COUPLED)
-def test_check_op_does_not_believe_what_is_declared(name, devices):
+@ON_DEVICES
+def test_check_op_does_not_believe_what_is_declared(name, count):
     """Split over devices the numbers are wrong; halves on one device say so, too."""
     believed, reference, args, label = declared(name, independent=COUPLED[name][-1])
-    report = check(believed, reference, args, "halves", "vjp", "vjp of halves", "splits, automatic mesh", devices=devices)
-    assert {row.check for row in report.failures} == {"halves"} | ({"splits, automatic mesh"} if len(devices) > 1 else set())
+    report = check(believed, reference, args, "halves", "vjp", "vjp of halves", "splits, automatic mesh", devices=jax.devices()[:count])
+    assert {row.check for row in report.failures} == {"halves"} | ({"splits, automatic mesh"} if count > 1 else set())
     assert f"along {label}0" in report["halves"].detail and "name its label in `unsharded`" in report["halves"].rule
     right, *_ = declared(name, unsharded=label)
-    report = check(right, reference, args, "halves", "vjp", "vjp of halves", "splits, automatic mesh", devices=devices)
+    report = check(right, reference, args, "halves", "vjp", "vjp of halves", "splits, automatic mesh", devices=jax.devices()[:count])
     report.raise_if_failed()
     assert report["vjp of halves"].outcome == "passed"
 
@@ -130,7 +127,7 @@ def test_what_is_coupled_in_appearance_alone():
     with pytest.raises(ValueError, match="couples the elements of N .*, or `independent='N'` if the results do not depend on that"):
         refused(X)
     believed = operation(f"toy_stable_{next(NAMES)}", stable, operands=dict(x="N V"), results=dict(y="N"), independent="N")
-    names = ("halves", "jvp", "vjp", "jvp of grad", "jvp of halves", "vjp of halves", "jvp of grad of halves", "vmap")
+    names = ("halves", "vjp", "vjp of halves", "vmap")
     report = check(believed, stable, (X,), *names, devices=jax.devices()[:1])
     report.raise_if_failed()
     assert all(report[name].outcome == "passed" for name in names)

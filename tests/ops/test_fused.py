@@ -16,7 +16,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import testing
 from jaxext.core import choose, primitive
 
 ACTIVATIONS = {
@@ -33,7 +32,6 @@ ACTIVATIONS = {
     jnp.sin: jnp.sin,
 }
 NHWC = ("NHWC", "HWIO", "NHWC")
-DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def name_of(value):
@@ -63,6 +61,7 @@ def conv(activation, static, lhs, rhs, bias=None, residual=None):
 def close(ours, plain, *arrays, units=2):
     """Each result is as near to plain jnp in float64 as so many roundings to the dtype allow, or twice as far as plain jnp is.
 
+    A second number of roundings is that of the results after the first, such as gradients.
     Each of the three is one program, since compiling takes most of the time.
     """
     ours, plain = jax.jit(ours), jax.jit(plain)
@@ -70,10 +69,12 @@ def close(ours, plain, *arrays, units=2):
     dtype = arrays[0].dtype
     with jax.enable_x64(True):
         truths = jax.tree.leaves(plain(*doubles(arrays)))
-    for one, by_jnp, truth in zip(jax.tree.leaves(ours(*arrays)), jax.tree.leaves(plain(*arrays)), truths, strict=True):
+    first, others = units if isinstance(units, tuple) else (units, units)
+    for at, (one, by_jnp, truth) in enumerate(zip(jax.tree.leaves(ours(*arrays)), jax.tree.leaves(plain(*arrays)), truths, strict=True)):
         error, of_jnp = (np.abs(np.asarray(y, np.float64) - truth).max(initial=0) for y in (one, by_jnp))
         assert one.dtype == dtype and one.shape == truth.shape
-        assert error <= max(2 * of_jnp, units * float(jnp.finfo(dtype).eps) * np.abs(truth).max(initial=0)), (error, of_jnp, one.shape)
+        allowed = others if at else first
+        assert error <= max(2 * of_jnp, allowed * float(jnp.finfo(dtype).eps) * np.abs(truth).max(initial=0)), (error, of_jnp, one.shape)
 
 
 def doubles(arrays):
@@ -95,13 +96,23 @@ def with_gradients(function):
     return lambda *args: (function(*args), jax.grad(summed(function), range(len(args)))(*args))
 
 
-@pytest.mark.sampled(4, "sigmoid-float16", "leaky_relu-float32", "gelu-float32")
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
+@pytest.mark.parametrize(
+    ("activation", "dtype"),
+    [
+        (None, jnp.float32),
+        ("relu6", jnp.float16),
+        ("gelu", jnp.float32),
+        ("silu", jnp.bfloat16),
+        ("sigmoid", jnp.float16),
+        ("leaky_relu", jnp.float32),
+        (jnp.sin, jnp.float16),
+    ],
+    ids=name_of,
+)
 def test_linear(activation, dtype):
-    """The values and all gradients, with bias and residual, with one, and with none."""
+    """The values and all gradients, with bias and residual; of one activation also with one of the two."""
     arrays = [random(shape, dtype, seed) for seed, shape in enumerate([(3, 5, 8), (8, 6), (6,), (3, 5, 6)])]
-    for bias, residual in ((2, 3), (2, None), (None, 3), (None, None)):
+    for bias, residual in ((2, 3), (2, None), (None, 3))[: 3 if activation == "silu" else 1]:
         args = arrays[:2] + [arrays[i] for i in (bias, residual) if i is not None]
 
         def ours(x, w, *more, bias=bias, residual=residual):
@@ -140,9 +151,7 @@ def test_the_derivative_of_gelu_tanh_of_complex_numbers():
     np.testing.assert_allclose(got, want, rtol=1e-7)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "sigmoid", None], ids=name_of)
+@pytest.mark.parametrize(("activation", "dtype"), [("silu", jnp.float32), ("gelu_tanh", jnp.bfloat16)], ids=name_of)
 def test_gated_linear_unit(activation, dtype):
     args = [random(shape, dtype, seed) for seed, shape in enumerate([(3, 5, 8), (8, 2, 6)])]
     ours, plain = functools.partial(jaxext.gated_linear_unit, activation=activation), functools.partial(gated, activation)
@@ -150,41 +159,16 @@ def test_gated_linear_unit(activation, dtype):
 
 
 CONVOLUTIONS = {
-    "same": ((2, 7, 6, 4), (3, 3, 4, 5), dict(window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC)),
-    "strided": ((2, 7, 6, 4), (3, 3, 4, 5), dict(window_strides=(2, 1), padding=((0, 1), (1, 0)), dimension_numbers=NHWC)),
-    "transposed": (
-        (2, 4, 3, 4),
-        (3, 3, 4, 5),
-        dict(window_strides=(1, 1), padding=((1, 2), (2, 1)), lhs_dilation=(2, 2), dimension_numbers=NHWC),
-    ),
-    "groups": (
-        (2, 5, 5, 4),
-        (3, 3, 2, 6),
-        dict(window_strides=(1, 1), padding="SAME", feature_group_count=2, dimension_numbers=NHWC),
-    ),
-    "depthwise": (
-        (2, 5, 5, 4),
-        (3, 3, 1, 4),
-        dict(window_strides=(1, 1), padding="SAME", feature_group_count=4, dimension_numbers=NHWC),
-    ),
     "batch groups": (
         (4, 5, 5, 3),
         (3, 3, 3, 6),
         dict(window_strides=(1, 1), padding="VALID", batch_group_count=2, dimension_numbers=NHWC),
     ),
     "channels first": ((2, 4, 7, 6), (5, 4, 3, 3), dict(window_strides=(1, 1), padding="SAME", dimension_numbers=None)),
-    "one axis": ((2, 9, 4), (3, 4, 5), dict(window_strides=(1,), padding=((2, 0),), dimension_numbers=("NWC", "WIO", "NWC"))),
-    "three axes": (
-        (1, 3, 4, 5, 2),
-        (2, 2, 2, 2, 3),
-        dict(window_strides=(1, 2, 1), padding="SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")),
-    ),
 }
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
-@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize(("case", "dtype"), [*zip(CONVOLUTIONS, (jnp.float32, jnp.bfloat16), strict=True)], ids=name_of)
 def test_conv_bias_act(case, dtype):
     lhs, rhs, static = CONVOLUTIONS[case]
     shape = jax.eval_shape(functools.partial(lax.conv_general_dilated, **static), *(jnp.zeros(s) for s in (lhs, rhs))).shape
@@ -196,38 +180,6 @@ def test_conv_bias_act(case, dtype):
 
 
 X, W, BIAS, RESIDUAL = (random(shape, np.float32, seed) for seed, shape in enumerate([(4, 6), (6, 8), (8,), (4, 8)]))
-
-
-@pytest.mark.slow
-def test_every_transformation_of_linear():
-    """A split contraction falls apart: the sum over devices comes before the activation."""
-    ours = lambda x, w, b, r: jaxext.linear(x, w, b, activation="gelu_tanh", residual=r)
-    splits = [
-        testing.Split((P("x"), P(), P(), P("x")), P("x")),
-        testing.Split((P(), P(None, "x"), P("x"), P(None, "x")), P(None, "x")),
-    ]
-    report = testing.check_op(
-        ours, functools.partial(linear, "gelu_tanh"), (X, W, BIAS, RESIDUAL), splits=splits, tolerance=1e-3, show=False
-    )
-    report.raise_if_failed()
-    assert {row.check for row in report.rows if row.outcome == "skipped"} <= {"linear_transpose"}
-
-
-@pytest.mark.slow
-def test_every_transformation_of_a_gate():
-    ours = functools.partial(jaxext.gated_linear_unit, activation="silu")
-    splits = [testing.Split((P("x"), P()), P("x")), testing.Split((P(), P(None, None, "x")), P(None, "x"))]
-    w = random((6, 2, 8), np.float32, 3)
-    testing.check_op(ours, functools.partial(gated, "silu"), (X, w), splits=splits, show=False).raise_if_failed()
-
-
-@pytest.mark.slow
-def test_every_transformation_of_a_convolution():
-    static: Any = dict(window_strides=(1,), padding="SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC"))
-    args = [random(s, np.float32, seed) for seed, s in enumerate([(4, 2, 2), (2, 1, 2), (2,), (4, 2, 2)])]
-    ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, **static, bias=b, activation="relu", residual=r)
-    splits = [testing.Split((P("x"), P(), P(), P("x")), P("x"))]
-    testing.check_op(ours, functools.partial(conv, "relu", static), args, splits=splits, show=False).raise_if_failed()
 
 
 @pytest.mark.parametrize("kind", list(jax.sharding.AxisType)[:2], ids=name_of)
@@ -264,11 +216,13 @@ def test_axes_that_must_be_whole_are_gathered_for_an_asked_sharding():
         np.testing.assert_allclose(got, call(first, second), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("which", [(0,), (2,), (3,), (1, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize(
-    "specs",
-    [(P("d"), P(), P(), P()), (P("d"), P(None, "t"), P(), P("d")), (P(), P(None, "t"), P("t"), P("d"))],
+    ("specs", "which"),
+    [
+        ((P("d"), P(), P(), P()), (0, 1, 2, 3)),
+        ((P("d"), P(None, "t"), P(), P("d")), (2,)),
+        ((P(), P(None, "t"), P("t"), P("d")), (3,)),
+    ],
     ids=["rows", "both", "all"],
 )
 def test_derivatives_have_the_shardings_of_their_values(which, specs):
@@ -290,7 +244,7 @@ def test_derivatives_have_the_shardings_of_their_values(which, specs):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("mapped", [(0, None, None, 0), (None, 1, 0, None), (None, None, 0, None), (0, None, 0, None), (1, 0, 0, 1)])
+@pytest.mark.parametrize("mapped", [(0, None, None, 0), (None, 1, 0, None), (None, None, 0, None), (1, 0, 0, 1)])
 def test_vmap_repeats_no_factor(mapped):
     """The product is computed once for what it does not depend on."""
     args = [np.stack([a, -a, 2 * a], d) if d is not None else a for a, d in zip((X, W, BIAS, RESIDUAL), mapped, strict=True)]
@@ -361,7 +315,7 @@ def test_the_composition_is_what_plain_jnp_compiles_to():
     assert kinds(ours) == kinds(plain)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     lead=st.lists(st.integers(0, 3), max_size=3),
     sizes=st.tuples(st.integers(0, 4), st.integers(0, 4)),

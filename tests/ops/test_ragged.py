@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import random
+from cases import check_second_derivatives, random
 from collectives import collectives
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +17,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import testing
 from jaxext.core.form import owner
 from jaxext.ops.ragged.xla import Ways, XlaRagged
 
@@ -88,8 +87,7 @@ def test_every_role(sizes):
     np.testing.assert_array_equal(jaxext.ragged_dot_general(x, W.swapaxes(1, 2), sizes, nt), of_rows(X, W, sizes))
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32", "complex64", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "complex64"])
 def test_dtypes(dtype):
     x, w, y = operands(jnp.dtype(dtype))
     sizes = ints(5, 0, 4, 1)
@@ -103,7 +101,7 @@ def test_dtypes(dtype):
         np.testing.assert_array_equal(grad.astype(np.float64), of_groups(x, y, sizes).astype(x.dtype).astype(np.float64))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint32"])
+@pytest.mark.parametrize("dtype", ["int8", "uint32"])
 def test_sizes_of_any_integer(dtype):
     """The rows are 300, which no 8-bit integer can count."""
     x, w, _ = operands(rows=300)
@@ -129,8 +127,8 @@ def test_a_part_of_the_groups():
     all_of_them = np.zeros((5, K, N), np.float32)
     all_of_them[2:4] = w
     np.testing.assert_array_equal(jaxext.ragged_dot(X, w, sizes, group_offset=ints(2)), of_rows(X, all_of_them, sizes))
-    grads = jax.jacrev(lambda w: jaxext.ragged_dot(X, w, sizes, group_offset=ints(2)))(w)
-    whole = jax.jacrev(lambda w: jaxext.ragged_dot(X, w, sizes))(all_of_them)
+    grads = jax.jit(jax.jacrev(lambda w: jaxext.ragged_dot(X, w, sizes, group_offset=ints(2))))(w)
+    whole = jax.jit(jax.jacrev(lambda w: jaxext.ragged_dot(X, w, sizes)))(all_of_them)
     np.testing.assert_array_equal(grads, whole[:, :, 2:4])
 
 
@@ -145,28 +143,11 @@ def test_sizes_of_axes(shape):
         assert ct.shape == of.shape and np.isfinite(ct).all()
 
 
-WAYS = [
-    Ways("groups", 2, 4),
-    Ways("groups", 1, 4),
-    Ways("groups", 5),
-    Ways("listed", 4),
-    Ways("listed", 1),
-    Ways("listed", M),
-    Ways("dense"),
-    Ways("expanded"),
-    Ways("gathered"),
-]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "way"), [("float32", Ways("groups", 2, 4)), ("bfloat16", Ways("listed", M))], ids=str)
 def test_every_way_to_compute(way, dtype, monkeypatch):
     """Each implementation of `xla`, also those that it takes on GPUs, with a batch, rows of other groups and rows of the same."""
-    one_term = way.algorithm == "gathered"
-    k, n = (1, 1) if one_term else (K, N)
-    monkeypatch.setattr(XlaRagged, "candidates", lambda self, call: (Ways("dense") if one_term and call.open == "w" else way,))
-    shapes = (2, 3, 2, M, k), (2, G, k, n), (2, 3, 2, M, n)
+    monkeypatch.setattr(XlaRagged, "candidates", lambda self, call: (way,))
+    shapes = (2, 3, 2, M, K), (2, G, K, N), (2, 3, 2, M, N)
     x, w, y = (random(shape, jnp.dtype(dtype), seed, integers=True) for seed, shape in enumerate(shapes))
     sizes: Any = np.random.default_rng(0).integers(0, M // G + 2, (2, 3, G)).astype(np.int32)
     sizes[0, 1], sizes[1, 2] = 0, [0, M, 0, 0]
@@ -196,7 +177,7 @@ def test_no_block_of_a_loop_has_all_rows(rows, monkeypatch):
     monkeypatch.setattr(XlaRagged, "candidates", recorded)
     x, w, _ = operands(rows=rows, groups=8, k=64, n=64)
     step = jax.grad(lambda x, w: jaxext.ragged_dot(x, w, ints(*[rows // 8] * 8)).sum(), (0, 1))
-    jax.block_until_ready(step(x, w))
+    jax.jit(step).lower(x, w)
     assert ways and all(max(way.rows, way.more) < rows for way in ways)
 
 
@@ -211,12 +192,11 @@ def test_a_filter_of_another_group_is_not_met():
     np.testing.assert_array_equal(jaxext.ragged_dot_general(x, y, sizes, CONTRACTION)[1:], sums)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory(dtype):
+def test_memory():
     """Each role takes at most 1.5 times the memory of operands and result."""
-    if dtype == "bfloat16" and jax.__version_info__ < (0, 11):
+    if jax.__version_info__ < (0, 11):
         pytest.skip("XLA of jax 0.10 converts whole arrays to float32")
-    x, w, y = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((2048, 64), (8, 64, 64), (2048, 64)))
+    x, w, y = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((2048, 64), (8, 64, 64), (2048, 64)))
     sizes = jax.ShapeDtypeStruct((8,), np.int32)
     nt = lambda y, w, sizes: jax.linear_transpose(lambda x: jaxext.ragged_dot(x, w, sizes), x)(y)
     tn = lambda x, y, sizes: jaxext.ragged_dot_general(x, y, sizes, CONTRACTION)
@@ -228,23 +208,14 @@ def test_memory(dtype):
 
 # lax's dimension numbers, with axes in every order: shapes of lhs, rhs and sizes
 GENERAL = {
-    "rows": ((M, K), (G, K, N), [(G,)], numbers((1,), (1,), 0, [0])),
-    "rows last": ((K, M), (K, N, G), [(G,)], numbers((0,), (0,), 1, [2])),
-    "more rows": ((2, M, 3, K), (G, K, N), [(G,), (2, G)], numbers((3,), (1,), 1, [0])),
-    "batched": ((2, M, K), (G, 2, K, N), [(G,), (2, G)], numbers((2,), (2,), 1, [0], (0,), (1,))),
     "batched with more": ((5, M, K, 2), (G, N, K, 2), [(G,), (2, 5, G)], numbers((2,), (2,), 1, [0], (3,), (3,))),
-    "two contracted": ((2, M, K), (G, K, 2, N), [(G,)], numbers((0, 2), (2, 1), 1, [0])),
     "no columns": ((M, K), (G, K), [(G,)], numbers((1,), (1,), 0, [0])),
-    "contraction": ((M, K), (M, N), [(G,)], numbers((0,), (0,), 0)),
     "contraction last": ((K, M), (N, M), [(G,)], numbers((1,), (1,), 1)),
     "more contracted": ((2, K, M), (M, N, 2), [(G,), (2, G)], numbers((0, 2), (2, 0), 2)),
-    "batched contraction": ((2, M, K), (M, 2, N), [(G,), (2, G)], numbers((1,), (0,), 1, (), (0,), (1,))),
-    "batch": ((M, 2, K), (M, K, N), [(G,)], numbers((2,), (1,), 0, (), (0,), (0,))),
     "batch in a batch": ((2, 3, M, K), (M, 2, K, N), [(G,), (2, G)], numbers((3,), (2,), 2, (), (0, 2), (1, 0))),
 }
 
 
-@pytest.mark.sampled(4, "more contracted")
 @pytest.mark.parametrize("name", GENERAL)
 def test_dimension_numbers(name):
     """Shapes and values are lax's, which is right wherever sizes are defined, except that it ignores the sizes of a ragged batch."""
@@ -305,7 +276,7 @@ def test_a_layer_as_maxtext_writes_it():
     shapes = ((tokens, 8), (experts, 8, 16), (experts, 8, 16), (experts, 16, 8), (8, experts))
     args = [jnp.asarray(random(shape, np.float32, i), jnp.bfloat16) for i, shape in enumerate(shapes)]
     loss = lambda *args: (layer(*args) ** 2).mean()
-    want = jax.value_and_grad(loss, (0, 1, 2, 3, 4))(*args)
+    want = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4)))(*args)
     with jaxext.in_place_of_lax():
         got = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4)))(*args)
         names = {row.op for row in jaxext.explain(jax.grad(loss, (0, 1, 2, 3)))(*args).rows}
@@ -367,15 +338,7 @@ def reference(x, w, sizes):
     return jnp.einsum("mk,mg,gkn->mn", x, inside.astype(x.dtype), w)
 
 
-@pytest.mark.slow
-def test_every_transformation():
-    """Sizes are rolled, and so add up to as many rows, in the vmap of the sizes."""
-    x, w = random((8, 2), np.float32, 1), random((4, 2, 3), np.float32, 2)
-    report = testing.check_op(jaxext.ragged_dot, reference, (x, w, SHORT), linear=(0, 1), show=False)
-    report.raise_if_failed()
-
-
-@pytest.mark.parametrize("mapped", [*itertools.product((False, True), repeat=3)][1:])
+@pytest.mark.parametrize("mapped", [(False, False, True), (False, True, False), (True, True, True)])
 def test_vmap_over_any_operands(mapped):
     """One product with another axis computes each role, without a loop over what is mapped."""
     args = [np.stack([a, np.roll(a, 1, 0), np.flip(a, 0)], 1) if m else a for a, m in zip((X, W, SHORT), mapped, strict=True)]
@@ -415,13 +378,9 @@ def _equations(jaxpr):
                 yield from _equations(inner.jaxpr)
 
 
-def test_derivatives_of_any_order():
-    x, w = random((5, 2), np.float64, 1), random((2, 2, 3), np.float64, 2)
-    f, g = (functools.partial(lambda of, x, w: jnp.sin(of(x, w, ints(2, 2))).sum(), of) for of in (jaxext.ragged_dot, reference))
-    for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n), lambda f, n: jax.jacfwd(jax.jacfwd(jax.jacfwd(f, n), n))):
-        got, want = (jax.tree.leaves(jax.jit(derivative(of, (0, 1)))(x, w)) for of in (f, g))
-        for one, other in zip(got, want, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+def test_second_derivatives():
+    ours, plain = (functools.partial(lambda of, x, w: of(x, w, ints(2, 2)), of) for of in (jaxext.ragged_dot, reference))
+    check_second_derivatives(ours, plain, random((5, 2), np.float64, 1), random((2, 2, 3), np.float64, 2))
 
 
 def test_remat():
@@ -467,11 +426,9 @@ def test_export():
 # Shardings of rows and filters, and the collectives of the product and of its two gradients together.
 SPLITS = {
     "rows": (P("x"), P(), {}, {"all-reduce": 1}),
-    "groups": (P(), P("x"), {"all-reduce": 1}, {"all-reduce": 1}),
     "columns": (P(), P(None, None, "x"), {}, {"all-reduce": 1}),
-    "contraction": (P(None, "x"), P(None, "x"), {"all-reduce": 1}, {}),
     "rows and groups": (P("x"), P("y"), {"all-reduce": 1}, {"all-reduce": 2}),
-    "rows and columns": (P("x"), P(None, None, "y"), {}, {"all-reduce": 2}),
+    "contraction": (P(None, "x"), P(None, "x"), {"all-reduce": 1}, {}),
 }
 
 
@@ -480,9 +437,7 @@ def many_operands():
     return x, w, y, ints(3, 0, 9, 5, 0, 7, 2, 1)
 
 
-@pytest.mark.sampled(5, "contraction-explicit")
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize(("name", "kind"), [*zip(SPLITS, (AxisType.Auto, AxisType.Explicit) * 2, strict=True)], ids=str)
 def test_devices(name, kind):
     """The rows of a device meet the groups that they belong to, and its groups the rows that belong to them."""
     x, w, y, sizes = many_operands()

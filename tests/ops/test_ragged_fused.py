@@ -1,8 +1,5 @@
 """Ragged products with an epilogue: against plain jnp in float64, with rows of no group, which nobody reads."""
 
-import functools
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +8,9 @@ from cases import equations, random
 from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_fused import ACTIVATIONS, close, name_of, summed
+from test_fused import ACTIVATIONS, close, name_of, with_gradients
 
 import jaxext
-from jaxext import testing
 
 M, K, N, G = 16, 6, 8, 4
 SIZES = np.array([5, 0, 7, 2], np.int32)  # of 14 rows
@@ -47,13 +43,11 @@ def poisoned(*arrays):
     return [x.at[SIZES.sum() :].set(jnp.nan) if len(x) == M else x for x in map(jnp.asarray, arrays)]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=name_of)
-@pytest.mark.parametrize("activation", ["silu", "relu", "sigmoid", "gelu_tanh", None, jnp.sin], ids=name_of)
+@pytest.mark.parametrize(("activation", "dtype"), [("silu", jnp.float32), (None, jnp.bfloat16)], ids=name_of)
 def test_linear(activation, dtype):
-    """The values and all gradients, with bias and scale, with one, and with none."""
+    """The values and all gradients, with bias and scale; of one activation also with one of the two."""
     arrays = [x.astype(dtype) for x in (X, W, BIAS, SCALE)]
-    for bias, scale in ((True, True), (True, False), (False, True), (False, False)):
+    for bias, scale in ((True, True), (True, False), (False, True))[: 3 if activation else 1]:
         args = [x for x, given in zip(arrays, (True, True, bias, scale), strict=True) if given]
 
         def named(x, w, *more, bias=bias, scale=scale):
@@ -67,14 +61,10 @@ def test_linear(activation, dtype):
         def plain(*args, named=named):
             return linear(activation, *named(*args))
 
-        close(ours, plain, *args, units=16 if activation is jnp.sin else 2)  # whose argument is larger than it
-        everything = tuple(range(len(args)))
-        close(jax.grad(summed(ours), everything), jax.grad(summed(plain), everything), *args, units=4)
+        close(with_gradients(ours), with_gradients(plain), *args, units=(2, 4))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=name_of)
-@pytest.mark.parametrize("activation", ["silu", "sigmoid", None], ids=name_of)
+@pytest.mark.parametrize(("activation", "dtype"), [("silu", jnp.float32), (None, jnp.bfloat16)], ids=name_of)
 def test_gated_linear_unit(activation, dtype):
     args = [x.astype(dtype) for x in (X, GATES, SCALE)]
 
@@ -85,8 +75,7 @@ def test_gated_linear_unit(activation, dtype):
     def plain(x, w, scale):
         return gated(activation, x, w, SIZES, scale)
 
-    close(ours, plain, *args)
-    close(jax.grad(summed(ours), (0, 1, 2)), jax.grad(summed(plain), (0, 1, 2)), *args, units=4)
+    close(with_gradients(ours), with_gradients(plain), *args, units=(2, 4))
 
 
 def test_rows_of_no_group_are_zero_whatever_the_activation_makes_of_zero():
@@ -98,24 +87,7 @@ def test_rows_of_no_group_are_zero_whatever_the_activation_makes_of_zero():
     assert bool(jnp.isfinite(gradient).all()) and not gradient[SIZES.sum() :].any() and gradient[: SIZES.sum()].all()
 
 
-@pytest.mark.slow
-def test_every_transformation():
-    """Sizes are rolled in their vmap, and a row of no group keeps its scale."""
-    x, w, bias, scale = random((8, 2), np.float32, 1), random((4, 2, 3), np.float32, 2), BIAS[:, :3], SCALE[:8]
-    ours = lambda x, w, sizes, b, s: jaxext.ragged_linear(x, w, sizes, b, activation="silu", row_scale=s)
-    plain = functools.partial(linear, "silu")
-    testing.check_op(ours, plain, (x, w, np.array([2, 0, 4, 1], np.int32), bias, scale), show=False).raise_if_failed()
-
-
-@pytest.mark.slow
-def test_every_transformation_of_a_gate():
-    x, w, scale = random((8, 2), np.float32, 1), GATES[:, :2, :, :3], SCALE[:8]
-    ours = lambda x, w, sizes, s: jaxext.ragged_gated_linear_unit(x, w, sizes, activation="gelu_tanh", row_scale=s)
-    plain = functools.partial(gated, "gelu_tanh")
-    testing.check_op(ours, plain, (x, w, np.array([2, 0, 4, 1], np.int32), scale), tolerance=1e-3, show=False).raise_if_failed()
-
-
-@pytest.mark.parametrize("mapped", [(0, None, None, None), (None, 0, 0, None), (0, 0, 0, 0), (0, None, None, 0), (None, None, 0, None)])
+@pytest.mark.parametrize("mapped", [(0, None, None, None), (None, 0, 0, None), (0, 0, 0, 0), (None, None, 0, None)])
 def test_vmap_repeats_no_filter(mapped):
     """One product, which meets each filter once."""
     args = [np.stack([a, -a, 2 * a], d) if d is not None else a for a, d in zip((X, W, BIAS, SCALE), mapped, strict=True)]
@@ -136,23 +108,21 @@ def test_vmap_of_sizes():
 # Shardings of x, w, bias and scale, and the collectives of the product.
 SPLITS = {
     "rows": ((P("x"), P(), P(), P("x")), {}),
-    "groups": ((P(), P("x"), P("x"), P()), {"all-reduce": None}),
     "columns": ((P(), P(None, None, "x"), P(None, "x"), P()), {}),
-    "contraction": ((P(None, "x"), P(None, "x"), P(), P()), {"all-reduce": 1}),
     "contraction and groups": ((P(None, "x"), P("y", "x"), P("y"), P()), {"all-reduce": None}),
-    "rows and groups": ((P("x"), P("y"), P("y"), P("x")), {"all-reduce": None}),
 }
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("rows", AxisType.Explicit), ("columns", AxisType.Auto), ("contraction and groups", AxisType.Auto)],
+    ids=str,
+)
 def test_devices(name, kind):
     """A split sum is added up before the epilogue, and a row's bias comes from the device of its group, once."""
     specs, wanted = SPLITS[name]
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind,) * 2)
-    static: Any = dict(out_sharding=P()) if kind is AxisType.Explicit and "contraction" in name else {}
-    ours = lambda x, w, b, s: jaxext.ragged_linear(x, w, SIZES, b, activation="silu", row_scale=s, **static)
+    ours = lambda x, w, b, s: jaxext.ragged_linear(x, w, SIZES, b, activation="silu", row_scale=s)
     plain = lambda x, w, b, s: linear("silu", x, w, SIZES, b, s)
     total = lambda f: jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), (0, 1, 2, 3))
     with jax.set_mesh(mesh):
@@ -196,16 +166,14 @@ def test_what_is_saved():
     assert "ragged_nn" in names and "ragged_linear" not in names  # nothing to fuse
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("shape", [(0, K, G, N), (M, 0, G, N), (M, K, 0, N), (M, K, G, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(0, K, G, N), (M, K, 0, N)], ids=str)
 def test_empty_axes(shape):
     m, k, g, n = shape
     sizes = np.array([m, *[0] * (g - 1)][:g], np.int32)
     args = [random(s, np.float32, i) for i, s in enumerate([(m, k), (g, k, n), (g, n), (m,)])]
     ours = lambda x, w, b, s: jaxext.ragged_linear(x, w, sizes, b, activation="silu", row_scale=s)
     plain = lambda x, w, b, s: linear("silu", x, w, sizes, b, s)
-    close(ours, plain, *args)
-    close(jax.grad(summed(ours), (0, 1, 2, 3)), jax.grad(summed(plain), (0, 1, 2, 3)), *args)
+    close(with_gradients(ours), with_gradients(plain), *args)
 
 
 def test_export():

@@ -13,7 +13,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import testing
 from jaxext.core.static import Static
 from jaxext.ops.ragged_gather import ragged_gather_linear
 from jaxext.ops.ragged_gather.form import RAGGED_GATHER
@@ -81,10 +80,11 @@ def poisoned(x, ct) -> list[Any]:
     return [nan(x, read), nan(ct, np.arange(M) < SIZES.sum())]
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
-@pytest.mark.parametrize("activation", FUNCTIONS, ids=["none", "silu", "sigmoid", "function"])
+@pytest.mark.parametrize(
+    ("activation", "gated", "dtype"),
+    [(None, False, "float32"), ("sigmoid", True, "bfloat16"), (jnp.cos, False, "bfloat16")],
+    ids=["none", "sigmoid", "function"],
+)
 def test_every_role(activation, gated, dtype):
     """Neither sigmoid nor a function that is one at zero makes anything of a place of no group, which a place of no row is not."""
     x, w, ct = operands(dtype, gated)
@@ -113,8 +113,9 @@ def test_empty_axes(axis):
     x, w, ct = operands(**sizes)
     row = np.full(len(ct), -1, np.int32) if axis in "sj" else ROW[: len(ct)]
     place, groups = places(row, len(x), 0 if axis == "j" else 3), SIZES[: len(w)] if axis != "m" else 0 * SIZES
-    how = dict(activation="sigmoid")
-    close(both(ragged_gather_linear, x, w, groups, row, place, ct, **how), truth(x, w, groups, row, place, ct, **how))
+    ours = functools.partial(both, ragged_gather_linear)
+    got, want = (jax.jit(functools.partial(of, activation="sigmoid"))(x, w, groups, row, place, ct) for of in (ours, truth))
+    close(got, want)
 
 
 def test_rows_of_16_bits_are_added_in_float32():
@@ -128,9 +129,7 @@ def test_rows_of_16_bits_are_added_in_float32():
 # --- transformations
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
-@pytest.mark.parametrize("mapped", ["x", "w", "sizes", "row-place", "x-w", "x-row-place-sizes", "x-w-row-place-sizes"])
+@pytest.mark.parametrize(("mapped", "gated"), [("row-place", False), ("x-row-place-sizes", False), ("x-w-row-place-sizes", True)])
 def test_vmap(mapped, gated):
     """Three of each mapped operand, along the last axis.  No factor that is not mapped is copied, but for x if the rows are others."""
     x, w, ct = operands(gated=gated)
@@ -156,23 +155,6 @@ def test_derivatives_of_second_order():
         return jax.jit(lambda *args: jax.jvp(jax.grad(loss, (0, 1)), args, args)[1])
 
     close(second(ragged_gather_linear)(*args), second(plain)(*args), 1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
-def test_every_transformation(gated):
-    """`row` and `place` of a call are one array: permutations, in which a row's places are found by its number."""
-    x, w, _ = operands(gated=gated)
-    x, w = x[:6, :2], w[:, :2, ..., :2]
-    row = np.array([3, 0, 5, 1, 2, 4, 0, 3], np.int32)
-
-    def ours(x, w, sizes, row):
-        at = jnp.where(row[None] == jnp.arange(6, dtype=row.dtype)[:, None], jnp.arange(8, dtype=jnp.int32)[None], 8)
-        return ragged_gather_linear(x, w, sizes, row, at, activation="silu" if gated else None)
-
-    reference = functools.partial(plain, activation="silu" if gated else None)
-    sizes = np.array([2, 0, 4, 1], np.int32)
-    testing.check_op(ours, reference, (x, w, sizes, row), linear=() if gated else (0, 1), show=False).raise_if_failed()
 
 
 def test_export():
@@ -203,16 +185,11 @@ SPLITS: dict[str, Any] = {
     "rows": (P("x"), P(), P(), 1, 0),
     "places": (P(), P(), P("x"), 0, 1),
     "rows and places": (P("x"), P(), P("y"), 1, 1),
-    "groups": (P(), P("x"), P(), 0, 1),
-    "columns": (P(), P(None, None, "x"), P(None, "x"), 0, 1),
     "contraction": (P(None, "x"), P(None, "x"), P(), 0, 1),
-    "rows and groups": (P("x"), P("y"), P(), 1, 1),
 }
-KINDS = [(name, kind) for name in SPLITS for kind in (AxisType.Auto, AxisType.Explicit)[: 1 if "rows" in name else 2]]
 
 
-@pytest.mark.sampled(4, "rows and places-AxisType.Auto", "rows-AxisType.Auto")
-@pytest.mark.parametrize(("name", "kind"), KINDS, ids=str)
+@pytest.mark.parametrize(("name", "kind"), [(name, AxisType.Explicit if name == "places" else AxisType.Auto) for name in SPLITS], ids=str)
 def test_devices(name, kind):
     """The three roles.  A device counts places from the first one that it has, and has all rows: types must not split them."""
     *specs, gathers, sums = SPLITS[name]
@@ -243,24 +220,16 @@ def test_devices(name, kind):
 
 # Of x, w and y, which in a batch have one more axis in front.
 FUSED_SPLITS: dict[str, Any] = {
-    "rows": (P("x"), P(), P()),
     "rows, groups and places": (P("x"), P("y"), P("x")),
-    "contraction": (P(None, "x"), P(None, "x"), P()),
-    "columns and places": (P(), P(None, None, None, "x"), P("y", "x")),
     "batch": (P("x"), P("x"), P("x")),
-    "batch and rows": (P("x", "y"), P("x"), P("x")),
 }
-# Types split neither rows nor places, and have no ambiguous sum.
-AUTO_ALONE = ("rows", "rows, groups and places", "contraction", "columns and places", "batch and rows")
-FUSED_KINDS = [(name, kind) for name in FUSED_SPLITS for kind in (AxisType.Auto, AxisType.Explicit)[: 1 if name in AUTO_ALONE else 2]]
 
 
-@pytest.mark.sampled(2, "rows, groups and places-AxisType.Auto")
-@pytest.mark.parametrize(("name", "kind"), FUSED_KINDS, ids=str)
+@pytest.mark.parametrize(("name", "kind"), [*zip(FUSED_SPLITS, (AxisType.Auto, AxisType.Explicit), strict=True)], ids=str)
 def test_devices_with_an_epilogue(name, kind):
     """A sum over devices comes before the epilogue.  Places of no group, and those of no row, are as on one device."""
     (x, w, ct), at = operands(np.float64, gated=True), (SIZES, ROW, PLACE)
-    if batch := name.startswith("batch"):
+    if batch := name == "batch":
         x, w, ct = (np.stack([a, -2 * a]) for a in (x, w, ct))
         rows = np.stack([ROW, np.roll(ROW, 1)])
         at = np.stack([SIZES, SIZES[::-1]]), rows, np.stack([*map(places, rows)])

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import equations, random
+from cases import check_second_derivatives, equations, random
 from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from test_quantized import small
+from test_ragged import owners
 
 import jaxext
-from jaxext import testing
 from jaxext.core.implementation import Algorithm
 from jaxext.ops import ragged_scaled
 from jaxext.ops.ragged.xla import ScaledFilters, Ways, XlaRagged
@@ -44,24 +45,16 @@ SCALES = {  # of lhs and of rhs, and None
     "groups": (None, (G, 1, 1)),
     "lhs": ((1, 3), None),
 }
-DTYPES = {
-    ("float32", "int8"): "rows and columns",
-    ("bfloat16", "int8"): "groups",
-    ("float16", "int4"): "blocks of other sizes",
-    ("float32", "int4"): "each element",
-    ("bfloat16", "float8_e4m3fn"): "of several rows, of several groups",
-    ("float8_e4m3fn", "float8_e4m3fn"): "blocks",
-    ("float8_e5m2", "float8_e4m3fn"): "rows and columns",
-    ("int8", "int8"): "numbers",
-    ("int8", "bfloat16"): "lhs",
-    ("float64", "float32"): "blocks of other sizes",
-    ("bfloat16", "float32"): "none",
-}
-
-
-def small(shape, dtype, seed):
-    """Integers whose products and sums are exact in float32."""
-    return jnp.asarray(np.random.default_rng(seed).integers(-3, 4, shape)).astype(dtype)
+ROLES = [  # dtypes, scales, and whether the axes of matrices are swapped
+    (("float32", "int8"), "rows and columns", False),
+    (("bfloat16", "int8"), "groups", False),
+    (("float16", "int4"), "blocks of other sizes", False),
+    (("bfloat16", "float8_e4m3fn"), "of several rows, of several groups", False),
+    (("float8_e5m2", "float8_e4m3fn"), "blocks", False),
+    (("int8", "int8"), "numbers", False),
+    (("int8", "bfloat16"), "lhs", False),
+    (("float64", "float32"), "each element", True),
+]
 
 
 def powers(shape, seed, dtype: Any = jnp.float32) -> Any:
@@ -82,12 +75,6 @@ def of_blocks(x, shape) -> Any:
     """The sums over blocks of an array, in the shape of a scale: the inverse of `repeated`, transposed."""
     cut = [part for size, count in zip(x.shape, shape or (1,) * x.ndim, strict=True) for part in (count, size // max(count, 1))]
     return x.reshape(cut).sum(tuple(range(1, len(cut), 2))).reshape(shape)
-
-
-def owners(sizes, rows):
-    """The group of each row, -1 for none: what the docstring says of sizes."""
-    each = [g for g, size in enumerate(sizes) for _ in range(min(max(int(size), 0), rows))][:rows]
-    return np.array([*each, *[-1] * (rows - len(each))], int)
 
 
 def truth(x, w, sizes, s, t, ct) -> list:
@@ -130,10 +117,6 @@ def of_sizes(function: Any, sizes, **static) -> Any:
     return lambda x, w, *more: function(x, w, sizes, *more, **static)
 
 
-def loss(function: Any, sizes) -> Any:
-    return lambda *args: jnp.sin(function(*args, sizes)).sum()
-
-
 def same(got, want, **near: Any):
     """Equal to what float64 has, rounded to the dtype of each."""
     near = {"rtol": 0} | near
@@ -156,11 +139,7 @@ def operands(dtypes=("float32", "int8"), scales="blocks", of_scales: Any = jnp.f
     return x, w, s, t, ct
 
 
-PAIRS = [(dtypes, scales, (i + j) % 2 == 1) for i, dtypes in enumerate(DTYPES) for j, scales in enumerate(SCALES)]
-EACH = [pytest.param(*pair, marks=() if DTYPES[pair[0]] == pair[1] else pytest.mark.slow) for pair in PAIRS]
-
-
-@pytest.mark.parametrize(("dtypes", "scales", "turned"), EACH, ids=str)
+@pytest.mark.parametrize(("dtypes", "scales", "turned"), ROLES, ids=str)
 def test_every_role(dtypes, scales, turned):
     """Matrices have their axes in either order.  Rows of no group hold NaN, and so do their scales and cotangents."""
     x, w, s, t, ct = operands(dtypes, scales, jnp.bfloat16 if scales == "groups" else jnp.float32)
@@ -184,7 +163,7 @@ def test_sizes():
         same([call(rows, w, sizes, s, t)], truth(rows, w, sizes, s, t, np.zeros((300, N)))[:1])
 
 
-@pytest.mark.parametrize("shape", [(0, K, N, G), (M, 0, N, G), (M, K, 0, G), (M, K, N, 0), (1, 1, 1, 1), (M, K, N, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(0, K, N, G), (M, 0, N, G), (M, K, 0, G), (M, K, N, 0), (1, 1, 1, 1)], ids=str)
 def test_sizes_of_axes(shape):
     m, k, n, g = shape
     x, w, ct = small((m, k), jnp.float32, 0), small((g, k, n), jnp.float32, 1), small((m, n), jnp.float32, 2)
@@ -193,12 +172,16 @@ def test_sizes_of_axes(shape):
     same(jax.jit(of_sizes(both, sizes))(x, w, s, t, ct), truth(x, w, sizes, s, t, ct))
 
 
-WAYS = [Ways("groups", 2, 4), Ways("groups", 1), Ways("listed", 4), Ways("dense"), Ways("expanded"), Ways("gathered")]
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("dtypes", [("bfloat16", "int8"), ("float32", "float8_e4m3fn")], ids=str)
+@pytest.mark.parametrize(
+    ("way", "dtypes"),
+    [
+        (Ways("groups", 2, 4), ("bfloat16", "int8")),
+        (Ways("listed", 4), ("float32", "float8_e4m3fn")),
+        (Ways("expanded"), ("bfloat16", "int8")),
+        (Ways("gathered"), ("bfloat16", "int8")),
+    ],
+    ids=str,
+)
 def test_every_way_to_compute(way, dtypes, monkeypatch):
     """There are a batch and rows of other groups; a loop makes wide the matrix of one group at a time."""
     one_term, wide = way.algorithm == "gathered", []
@@ -257,11 +240,7 @@ def test_numbers_of_no_group_reach_no_derivative():
 def test_derivatives_of_any_order():
     args = [jnp.asarray(random(shape, np.float64, i)) for i, shape in enumerate([(5, 2), (2, 2, 3), (5, 2), (1, 1, 3)])]
     sizes = np.array([3, 1], np.int32)
-    losses = loss(checked, sizes), loss(plain, sizes)
-    for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n)):
-        one, other = (jax.jit(derivative(f, (0, 1, 2, 3)))(*args) for f in losses)
-        for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+    check_second_derivatives(lambda x, w, s, t: call(x, w, sizes, s, t), functools.partial(plain, sizes=sizes), *args)
 
 
 def plain(x, w, s, t, sizes):
@@ -278,10 +257,7 @@ def plain(x, w, s, t, sizes):
     return jnp.einsum("mk,mg,gkn->mn", scaled(x, s), inside.astype(x.dtype), scaled(w, t))
 
 
-MAPPED = [mapped for mapped in itertools.product((False, True), repeat=5) if any(mapped)]
-
-
-@pytest.mark.parametrize("mapped", [pytest.param(m, marks=() if sum(m) in (1, 5) else pytest.mark.slow) for m in MAPPED], ids=str)
+@pytest.mark.parametrize("mapped", [(False, False, True, False, False), (False, False, False, False, True), (True,) * 5], ids=str)
 def test_vmap_over_any_operands(mapped):
     """One product with another axis computes each role, without a loop over what is mapped."""
     x, w, s, t, _ = operands(("float32", "float32"))
@@ -500,7 +476,6 @@ SPLIT_SIZES = np.array([5, 0, 7, 2], np.int32)
 # Axes of lhs, of rhs and of their scales, and the collectives of the product and of its four gradients together.
 SPLITS: dict[str, Any] = {
     "rows": ((P("x"), P(), P("x"), P()), {}, {"all-reduce": 1}),
-    "groups": ((P(), P("y"), P(), P("y")), {"all-reduce": 1}, {"all-reduce": 1}),
     "columns": ((P(), P(None, None, "x"), P(), P(None, None, "x")), {}, {"all-reduce": 1}),
     "contraction": ((P(None, "x"), P(None, "x"), P(None, "x"), P(None, "x")), {"all-reduce": 1}, {}),
     "rows and groups": ((P("x"), P("y"), P("x"), P("y")), {"all-reduce": 1}, {"all-reduce": 2}),
@@ -512,9 +487,7 @@ def split_operands():
     return *args, *(powers(shape, 2 + i) for i, shape in enumerate(SPLIT_SHAPES[2:])), small((16, 8), jnp.float32, 4)
 
 
-@pytest.mark.sampled(5, "rows and groups")
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize(("name", "kind"), [*zip(SPLITS, (AxisType.Auto, AxisType.Explicit) * 2, strict=True)], ids=str)
 def test_devices(name, kind):
     """Scales are split as their arrays.  The ranges of groups, which tie the rows, are whole, and cut to what a device has."""
     x, w, s, t, ct = split_operands()
@@ -523,13 +496,12 @@ def test_devices(name, kind):
     columns = P(*(specs[0][:1] or (None,)), *specs[1][2:])
     if name == "contraction":
         columns = P()
-    static: Any = dict(out_sharding=columns) if kind is AxisType.Explicit and name == "contraction" else {}
     with jax.set_mesh(mesh):
         placed = [jax.device_put(of, NamedSharding(mesh, spec)) for of, spec in zip((x, w, s, t), specs, strict=True)]
         cts = jax.device_put(ct, NamedSharding(mesh, columns))
-        product = jax.jit(lambda x, w, s, t: call(x, w, SPLIT_SIZES, s, t, **static))
+        product = jax.jit(lambda x, w, s, t: call(x, w, SPLIT_SIZES, s, t))
         gradients = jax.jit(
-            lambda ct, *args: jax.vjp(lambda x, w, s, t: call(x, w, SPLIT_SIZES, s, t, **static), *args)[1](ct),
+            lambda ct, *args: jax.vjp(lambda x, w, s, t: call(x, w, SPLIT_SIZES, s, t), *args)[1](ct),
             out_shardings=tuple(of.sharding for of in placed) if kind is AxisType.Auto else None,
         )
         got = product(*placed), *gradients(cts, *placed)
@@ -566,24 +538,3 @@ def test_shard_map():
     parts = [(a, w, sizes, b, t) for a, sizes, b in zip(np.split(x, 4), own, np.split(s, 4), strict=True)]
     want = [truth(*part, np.zeros((4, 8)))[0] for part in parts]
     same([y, dt], [np.concatenate(want), sum(truth(*part, of)[4] for part, of in zip(parts, want, strict=True))])
-
-
-def checked(x, w, s, t, sizes):
-    spec = jax.typeof(x).sharding
-    explicit = not spec.mesh.empty and AxisType.Explicit in spec.mesh.axis_types
-    out = P() if explicit and spec.spec[-1] is not None else None  # the sum is split
-    return call(x, w, sizes, s, t, out_sharding=out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["columns", "contraction"])
-def test_every_transformation(name):
-    """Sizes are rolled, and so add up to as many rows, in the vmap of the sizes."""
-    rows, matrices, sizes = (6, 4), (4, 4, 2), np.array([2, 0, 2, 1], np.int32)
-    columns, summed = P(None, None, "y"), P(None, "y")
-    split, scale = {
-        "columns": (testing.Split((P(), columns, P(), columns, P()), P(None, "y")), (4, 1, 2)),
-        "contraction": (testing.Split((*[summed] * 4, P()), P(), ("all-reduce",)), (4, 4, 1)),
-    }[name]
-    args = [random(shape, np.float32, i) for i, shape in enumerate([rows, matrices, (6, 2), scale])]
-    testing.check_op(checked, plain, (*args, sizes), linear=(0, 1), splits=[split], show=False).raise_if_failed()

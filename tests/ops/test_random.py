@@ -116,7 +116,7 @@ def several(strategy):
     return st.lists(strategy, min_size=10, max_size=10)
 
 
-@examples(max_examples=8)
+@examples(max_examples=4)
 @given(several(geometries()))
 def test_convolution(problems):
     check([of_convolution(geometry) for geometry in problems])
@@ -146,17 +146,10 @@ def of_product(product):
     return functools.partial(jaxext.dot_general, dimension_numbers=numbers), Product.of(lhs, rhs, numbers)
 
 
-@examples(max_examples=8)
+@examples(max_examples=4)
 @given(several(products()))
 def test_dot_general(problems):
     check([of_product(product) for product in problems])
-
-
-@pytest.mark.slow
-@examples(max_examples=20)
-@given(several(st.one_of(geometries().map(of_convolution), products().map(of_product))))
-def test_many_more(problems):
-    check(problems)
 
 
 @pytest.mark.parametrize("strategy", [geometries(), products()], ids=["convolution", "dot_general"])
@@ -164,13 +157,13 @@ def test_the_examples_are_many_and_different(strategy):
     """A strategy that degenerates would leave the tests above green."""
     seen = set()
 
-    @examples(max_examples=8)
+    @examples(max_examples=4)
     @given(several(strategy))
     def draw(problems):
         seen.update(map(repr, problems))
 
     draw()
-    assert len(seen) >= 50
+    assert len(seen) >= 30
 
 
 def test_the_direct_sum_is_lax_convolution():

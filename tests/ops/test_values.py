@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import re
 
 import jax
@@ -13,7 +14,6 @@ from jax import lax
 
 import jaxext
 
-F8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 by_name = functools.partial(pytest.mark.parametrize, "case", ids=lambda case: case.name)
 
 
@@ -45,11 +45,11 @@ def together(function, cases, args):
 
 @contextlib.contextmanager
 def of(case):
-    """Adds the name of the case to an error."""
+    """Adds the case to an error."""
     try:
         yield
     except AssertionError as error:
-        error.add_note(f"case {case.name}")
+        error.add_note(f"case {case}")
         raise
 
 
@@ -58,7 +58,7 @@ def check_against_lax(cases, dtype, **kwargs):
     args = [arrays(case, dtype) for case in cases]
     both = lambda case, *args: [value_and_gradients(functools.partial(case.run, op, **kwargs), *args) for op in (ours(case), case.op)]
     for case, of_case, (got, by_lax) in zip(cases, args, together(both, cases, args), strict=True):
-        with of(case):
+        with of(case.name):
             for y, y_lax, true in zip(got, by_lax, truths(case, *of_case), strict=True):
                 check(y, y_lax, true)
 
@@ -72,7 +72,7 @@ def test_every_case_with_its_gradients(first):
     args = [arrays(case, jnp.bfloat16, np.float32, integers=True) for case in cases]
     wider = lambda case, *args: value_and_gradients(functools.partial(case.run, ours(case), preferred_element_type=np.float32), *args)
     for case, of_case, got in zip(cases, args, together(wider, cases, args), strict=True):
-        with of(case):
+        with of(case.name):
             for y, true, dtype in zip(got, truths(case, *of_case), (np.float32, jnp.bfloat16, jnp.bfloat16), strict=True):
                 assert y.dtype == dtype
                 np.testing.assert_array_equal(np.asarray(y), true.astype(dtype))
@@ -85,25 +85,23 @@ OF_ALL_DTYPES = [
 ]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, jnp.bfloat16, *F8, np.complex64, np.complex128], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e5m2], ids=lambda d: np.dtype(d).name)
 def test_dtypes(dtype):
     check_against_lax(OF_ALL_DTYPES, dtype)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.bool_], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint32, np.bool_], ids=lambda d: np.dtype(d).name)
 def test_integers_and_booleans_are_exact(dtype):
     args = [case.operands(dtype) for case in OF_ALL_DTYPES]
     both = lambda case, *args: [case.run(op, *args) for op in (ours(case), case.op)]
     for case, of_case, (got, by_lax) in zip(OF_ALL_DTYPES, args, together(both, OF_ALL_DTYPES, args), strict=True):
-        with of(case):
+        with of(case.name):
             check(got, by_lax, case.direct.y(*map(wide, of_case)))
 
 
 @pytest.mark.parametrize(
     ("dtype", "preferred"),
-    [(np.int8, np.int32), (np.uint8, np.uint32), (np.float16, np.float32), (jnp.float8_e4m3fn, np.float32), (np.float32, np.float64)],
+    [(np.uint8, np.uint32), (np.float16, np.float32), (jnp.float8_e4m3fn, np.float32)],
     ids=lambda d: np.dtype(d).name,
 )
 def test_wider_results(dtype, preferred):
@@ -112,7 +110,7 @@ def test_wider_results(dtype, preferred):
     args = [case.operands(dtype, integers=True) for case in cases]
     wider = lambda case, *args: case.run(ours(case), *args, preferred_element_type=preferred)
     for case, of_case, got in zip(cases, args, together(wider, cases, args), strict=True):
-        with of(case):
+        with of(case.name):
             assert got.dtype == preferred
             np.testing.assert_array_equal(got, case.direct.y(*map(wide, of_case)).astype(preferred))
 
@@ -223,40 +221,37 @@ def test_dimension_numbers_objects(case):
 
 
 TRANSPOSED = [
-    ("same", (2, 2), "SAME", {}),
-    ("valid", (2, 3), "VALID", {}),
-    ("stride_above_filter", (4, 5), "VALID", {}),
-    ("unit_stride", (1, 1), "SAME", {}),
-    ("pairs", (2, 2), ((1, 2), (0, 3)), {}),
-    ("negative_pairs", (2, 2), ((-1, 2), (0, -1)), {}),
-    ("dilated", (2, 1), "SAME", dict(rhs_dilation=(1, 2))),
-    ("transpose_kernel", (2, 2), "SAME", dict(transpose_kernel=True)),
-    ("consistent", (2, 2), ((1, 0), (0, 1)), dict(use_consistent_padding=True)),
-    ("consistent_same", (2, 3), "SAME", dict(use_consistent_padding=True, transpose_kernel=True)),
-    ("nchw", (2, 2), "SAME", dict(dimension_numbers=("NCHW", "OIHW", "NCHW"))),
+    ((2, 2), "SAME", {}),
+    ((4, 5), "VALID", {}),
+    ((2, 2), ((-1, 2), (0, 3)), {}),
+    ((2, 1), "SAME", dict(rhs_dilation=(1, 2), transpose_kernel=True)),
+    ((2, 2), ((1, 0), (0, 1)), dict(use_consistent_padding=True)),
+    ((2, 2), "SAME", dict(dimension_numbers=("NCHW", "OIHW", "NCHW"))),
 ]
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(("strides", "padding", "kwargs"), [t[1:] for t in TRANSPOSED], ids=[t[0] for t in TRANSPOSED])
-def test_conv_transpose(strides, padding, kwargs):
-    x, w = {
-        (False, False): ((2, 4, 5, 3), (3, 4, 3, 2)),
-        (False, True): ((2, 4, 5, 3), (3, 4, 2, 3)),
-        (True, False): ((2, 3, 4, 5), (2, 3, 3, 4)),
-    }["dimension_numbers" in kwargs, "transpose_kernel" in kwargs]
-    check_like(jaxext.conv_transpose, lax.conv_transpose, (x, w), strides=strides, padding=padding, **kwargs)
+def test_conv_transpose():
+    calls = []
+    for strides, padding, kwargs in TRANSPOSED:
+        x, w = {
+            (False, False): ((2, 4, 5, 3), (3, 4, 3, 2)),
+            (False, True): ((2, 4, 5, 3), (3, 4, 2, 3)),
+            (True, False): ((2, 3, 4, 5), (2, 3, 3, 4)),
+        }["dimension_numbers" in kwargs, "transpose_kernel" in kwargs]
+        calls.append(((x, w), dict(strides=strides, padding=padding, **kwargs)))
+    check_like(jaxext.conv_transpose, lax.conv_transpose, calls)
 
 
 def test_conv():
-    check_like(jaxext.conv, lax.conv, ((2, 3, 5, 4), (4, 3, 3, 2)), window_strides=(2, 1), padding="SAME")
-    check_like(jaxext.conv, lax.conv, ((2, 3, 7), (4, 3, 3)), window_strides=(2,), padding="VALID")
+    two, one = (((2, 3, 5, 4), (4, 3, 3, 2)), ((2, 3, 7), (4, 3, 3)))
+    calls = [(two, dict(window_strides=(2, 1), padding="SAME")), (one, dict(window_strides=(2,), padding="VALID"))]
+    check_like(jaxext.conv, lax.conv, calls)
 
 
-@pytest.mark.parametrize("mode", ["full", "same", "valid"])
-@pytest.mark.parametrize("shapes", [((7,), (3,)), ((3,), (8,)), ((1,), (4,))], ids=str)
-def test_convolve(mode, shapes):
-    check_like(jaxext.convolve, jnp.convolve, shapes, mode=mode)
+def test_convolve():
+    shapes = ((7,), (3,)), ((3,), (8,)), ((1,), (4,))
+    calls = [(of, dict(mode=mode)) for of, mode in itertools.product(shapes, ("full", "same", "valid"))]
+    check_like(jaxext.convolve, jnp.convolve, calls)
 
 
 MATMULS = [
@@ -275,21 +270,21 @@ MATMULS = [
 ]
 
 
-@pytest.mark.parametrize("shapes", MATMULS, ids=str)
-def test_matmul(shapes):
-    check_like(jaxext.matmul, jnp.matmul, shapes)
+def test_matmul():
+    check_like(jaxext.matmul, jnp.matmul, [(shapes, {}) for shapes in MATMULS])
 
 
-def check_like(op, namesake, shapes, **kwargs):
-    """float32 values and gradients against the namesake's in float64."""
-    args = [random(shape, np.float32, seed) for seed, shape in enumerate(shapes)]
-    run = functools.partial(op, **kwargs)
-    of_namesake = functools.partial(namesake, **kwargs)
-    ct = random(jax.eval_shape(of_namesake, *args).shape, np.float32, 7)
-    both = jax.jit(lambda *args: [value_and_gradients(f, *args) for f in (run, of_namesake)])
-    true = jax.jit(functools.partial(value_and_gradients, of_namesake))(*map(wide, (ct, *args)))
-    for y, y_lax, of_y in zip(*both(ct, *args), true, strict=True):
-        check(y, y_lax, of_y)
+def check_like(op, namesake, calls):
+    """float32 values and gradients of calls, given as shapes and keywords, against the namesake's in float64."""
+    runs = [[functools.partial(f, **kwargs) for f in (op, namesake)] for _, kwargs in calls]
+    args = [[random(shape, np.float32, seed) for seed, shape in enumerate(shapes)] for shapes, _ in calls]
+    args = [(random(jax.eval_shape(run, *of).shape, np.float32, 7), *of) for (_, run), of in zip(runs, args, strict=True)]
+    got = together(lambda pair, *of: [value_and_gradients(f, *of) for f in pair], runs, args)
+    true = together(lambda pair, *of: value_and_gradients(pair[1], *of), runs, [[*map(wide, of)] for of in args])
+    for call, (ours, by_lax), wanted in zip(calls, got, true, strict=True):
+        with of(call):
+            for y, y_lax, of_y in zip(ours, by_lax, wanted, strict=True):
+                check(y, y_lax, of_y)
 
 
 def test_names_are_unique_and_cases_are_what_they_say():
