@@ -116,18 +116,6 @@ def test_values_and_gradients(how):
         close(got, want)
 
 
-def test_derivatives_of_derivatives():
-    x, weights, sizes = some(2, random_sizes(2, 5))
-    x = np.nan_to_num(x)
-    tangents = (x[..., ::-1], jax.tree.map(lambda w: w[::-1], weights))
-
-    def along(f):
-        gradient = jax.grad(lambda x, w: jnp.sum(f(x, w, sizes) ** 3), (0, 1))
-        return jax.jit(lambda *args: jax.jvp(gradient, *args))((x, weights), tangents)
-
-    close(along(split(2)), along(whole), 1e-9)
-
-
 def test_vmap_outside():
     x, weights, _ = some(2, random_sizes(2, 7))
     xs, sizes = np.stack([np.nan_to_num(x), np.nan_to_num(x)[:, ::-1]]), np.stack([random_sizes(2, 8), random_sizes(2, 9)]).astype(np.int32)

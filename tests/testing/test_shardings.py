@@ -33,15 +33,6 @@ def test_every_operation_is_right_however_it_is_split():
     assert {way for _, way in report.tried} == {*sharding_worker.WAYS}
 
 
-def found(source, layout, *args):
-    """The finding at a layout."""
-    function = sharding_worker.Function("f", source, args)
-    with sharding_worker.Workers(1, 8, 300) as pool:
-        kind, detail = pool.one((shardings._pickled(function), layout, "all"))
-        assert pool.one((shardings._pickled(function), sharding_worker.Layout(AUTOMATIC, (2,), ((0, None, 0),)), "values"))[0] != "abort"
-        return shardings.Finding("f", layout, kind, detail)
-
-
 def run(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
@@ -58,19 +49,23 @@ def test_rows_by_features_of_lax_are_found_and_minimised():
     assert run(finding.program.replace("lax.conv_general", "jaxext.conv_general")).returncode == 0
 
 
-def test_an_abort_is_a_finding():
-    """Another process takes the place of the one that ended."""
-    layout = sharding_worker.Layout(AUTOMATIC, (4, 2), ((None, None, None), (3, None, None)))
-    source = CONV.replace("OPS", "lax").replace('"NHWC"))', '"NHWC"), feature_group_count=8)')
-    finding = found(source, layout, X, W[:1, :1, :1])
-    assert finding.kind == "abort" and finding.detail.startswith("SIGABRT")
-
-
-def test_communication_without_need_is_a_finding():
-    """lax gathers the batch of a grouped convolution."""
-    layout = sharding_worker.Layout(AUTOMATIC, (2,), ((0, None, 0),))
-    source = CONV.replace("OPS", "lax").replace('"NHWC"))', '"NHWC"), feature_group_count=2)')
-    assert found(source, layout, X, W[:, :, :4]).kind == "communication"
+def test_an_abort_and_communication_without_need_are_findings():
+    """Another process takes the place of the one that ended.  lax gathers the batch of a grouped convolution."""
+    grouped = CONV.replace("OPS", "lax").replace('"NHWC"))', '"NHWC"), feature_group_count={})')
+    depthwise, halves = (grouped.format(8), X, W[:1, :1, :1]), (grouped.format(2), X, W[:, :, :4])
+    by_batch = sharding_worker.Layout(AUTOMATIC, (2,), ((0, None, 0),))
+    jobs = [
+        (depthwise, sharding_worker.Layout(AUTOMATIC, (4, 2), ((None, None, None), (3, None, None))), "all"),
+        (depthwise, by_batch, "values"),
+        (halves, by_batch, "values"),
+    ]
+    with sharding_worker.Workers(1, 8, 300) as pool:
+        outcomes = [
+            pool.one((shardings._pickled(sharding_worker.Function("f", source, args)), layout, part))
+            for (source, *args), layout, part in jobs
+        ]
+    assert outcomes[0][0] == "abort" and outcomes[0][1].startswith("SIGABRT")
+    assert outcomes[1][0] != "abort" and outcomes[2][0] == "communication"
 
 
 def test_axes_that_do_not_belong_together_may_need_communication():
