@@ -74,6 +74,7 @@ def test_packed_sequences_with_states(taps, steps, lengths):
     numbers, whole, args = packed(taps, steps, lengths)
     ours = split(SPLIT, P(), names=("seq_idx", "initial_states"))
     check(lambda x, weight, bias, state: ours(x, weight, bias, numbers, state), whole, *args, which=(0, 1, 2, 3))
+    near(split(SPLIT, names=("seq_idx",))(*args[:3], numbers), whole(*args[:3]))  # without a state
 
 
 def test_fewer_steps_than_the_state():
