@@ -12,7 +12,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bilinear import CONV2D, DEPTHWISE, DOT, DOT_BATCHED, GROUPED, LAX, NHWC, OURS, ROLES, conv, integers, same, truth
+from bilinear import CONV2D, DOT, GROUPED, LAX, NHWC, OURS, ROLES, conv, integers, same, truth
 from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
@@ -204,13 +204,9 @@ CHECKS = {
     **{
         f"{problem} {'-'.join(split)}": functools.partial(every_role, problem, split)
         for problem, split in (
-            (DOT, {"N": "data", "K": "model"}),
             (DOT, {"C": "data"}),
-            (DOT_BATCHED, {"B": "data", "C": "model"}),
             (CONV2D, {"N": "data", "K": "model"}),
-            (CONV2D, {"C": "data"}),
             (GROUPED, {"N": "model", "G": "data"}),
-            (DEPTHWISE, {"N": "data"}),
         )
     },
     "gradients": gradients,

@@ -383,7 +383,7 @@ def serve(connection: Any, output: str) -> None:
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    known = functools.lru_cache(8)(lambda pickled: Known(pickle.loads(pickled)))
+    known = functools.lru_cache(64)(lambda pickled: Known(pickle.loads(pickled)))
     while True:
         try:
             pickled, layout, part = connection.recv()

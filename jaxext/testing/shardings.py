@@ -248,7 +248,8 @@ def _drawn(function, facts, way, meshes, sample, seed) -> Iterator[Layout]:
     together = [axes for axes, local in cuts.items() if local or way != MANUAL] + [(*axes, None) for axes in facts.sums if way != MANUAL]
     of.shuffle(together := together or [_unused(function)])
     turns = itertools.cycle(together)
-    for attempt in range(100 * sample):
+    first = of.randrange(3) if sample < 3 else 0  # so that small samples have all kinds too
+    for attempt in range(first, first + 100 * sample):
         mesh = of.choice(meshes)
         axes = [next(turns)] * len(mesh) if attempt % 3 == 1 else [next(turns) for _ in mesh]
         if attempt % 3 == 2 and way != MANUAL:

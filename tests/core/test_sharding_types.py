@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from bilinear import (
     BATCH_GROUPS,
-    CAUSAL,
     CONV1D,
     CONV2D,
     DEPTHWISE,
     DOT,
-    DOT_BATCHED,
     GROUPED,
     LAX,
     OURS,
@@ -51,21 +49,9 @@ def of(x) -> P:
     return trim(jax.typeof(x).sharding.spec)
 
 
-SPLITS = (
-    (DOT, {"N": "data", "K": "model"}),
-    (DOT, {"N": "model", "C": "data"}),
-    (DOT_BATCHED, {"B": "data", "K": "model"}),
-    (CONV1D, {"N": "data"}),
-    (CAUSAL, {"N": "data"}),
-    (CONV2D, {"N": "data", "K": "model"}),
-    (CONV2D, {"C": "model"}),
-    (GROUPED, {"N": "model"}),
-    (GROUPED, {"G": "model"}),
-    (DEPTHWISE, {"N": "data", "G": "model"}),
-)
+SPLITS = ((DOT, {"N": "model", "C": "data"}), (CONV2D, {"N": "data", "K": "model"}), (DEPTHWISE, {"N": "data", "G": "model"}))
 
 
-@pytest.mark.sampled(12)
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(("problem", "split"), SPLITS, ids=lambda v: str(v) if isinstance(v, Problem) else "-".join(v))
 def test_types_follow_from_labels(problem, split, role):
@@ -100,9 +86,9 @@ def sharded_role(problem, role, result, **more):
     }[role]
 
 
-@pytest.mark.parametrize("problem", [DOT, CONV2D, DEPTHWISE], ids=str)
-def test_vmap_with_batched_filters(problem):
-    """lax raises for convolutions: it would merge a sharded axis with another."""
+def test_vmap_with_batched_filters():
+    """lax raises: it would merge a sharded axis with another."""
+    problem = CONV2D
     x, w = problem.operands("fprop", 8)
     want = np.stack([truth(problem, "fprop", *xw) for xw in zip(x, w, strict=True)])
     with jax.set_mesh(EXPLICIT):
@@ -113,9 +99,8 @@ def test_vmap_with_batched_filters(problem):
         assert of(got) == P("data") and collectives(compiled) == {}
         gradients = jax.jit(jax.grad(lambda w, x: jnp.sum(jax.vmap(problem.role("fprop"))(x, w) ** 2)))(w, x)
         assert of(gradients) == P("data")
-        if problem is CONV2D:
-            with pytest.raises(ShardingTypeError):
-                jax.jit(jax.vmap(problem.role("fprop", LAX)))(x, w)
+        with pytest.raises(ShardingTypeError):
+            jax.jit(jax.vmap(problem.role("fprop", LAX)))(x, w)
     x, w = problem.operands("fprop", 8)
     same(gradients, jax.jit(jax.grad(lambda w, x: jnp.sum(jax.vmap(problem.role("fprop"))(x, w) ** 2)))(w, x))
 
@@ -134,7 +119,7 @@ def test_vmap_over_groups_alone():
         same(got, want)
 
 
-@pytest.mark.parametrize("problem", [DOT, CONV2D, GROUPED, DEPTHWISE], ids=str)
+@pytest.mark.parametrize("problem", [CONV2D, GROUPED], ids=str)
 def test_gradients_per_example(problem):
     """lax raises for convolutions; a filter's gradient here has the batch in front, sharded as it was, and nothing is sent."""
     x, w = problem.operands("fprop")
@@ -148,11 +133,9 @@ def test_gradients_per_example(problem):
         assert of(got) == P("data") and collectives(compiled) == {}
 
 
-@pytest.mark.parametrize("problem", [DOT, CONV2D, GROUPED, DEPTHWISE, CAUSAL], ids=str)
-def test_gradient_of_a_replicated_filter(problem):
-    """Data parallel over the second axis: the gradient is whole everywhere, right, and not multiplied by the size of the first (for the
-    other way see test_conformance).
-    """
+def test_gradient_of_a_replicated_filter():
+    """Data parallel over the second axis: the gradient is whole everywhere, right, and not multiplied by the size of the first."""
+    problem = GROUPED
     x, w = problem.operands("fprop")
     step = jax.value_and_grad(lambda w, x: jnp.sum(problem.call(OURS, x, w) ** 2), (0, 1))
     want = jax.jit(step)(w, x)
@@ -162,34 +145,9 @@ def test_gradient_of_a_replicated_filter(problem):
     same(got, want)
 
 
-def test_second_order():
-    """The transposes of transposes keep their shardings too."""
-    for problem in (DOT, DEPTHWISE):
-        x, w = problem.operands("fprop")
-        dw = integers(w.shape, 5)
-        loss = lambda w, x, problem=problem: jnp.sum(problem.call(OURS, x, w) ** 2)
-        hvp = lambda w, x, dw, loss=loss: jax.jvp(jax.grad(loss), (w, x), (dw, x))[1]
-        rev = lambda w, x, dw, loss=loss: jax.grad(lambda w: jnp.sum(jax.grad(loss)(w, x) * dw))(w)
-        want = [jax.jit(f)(w, x, dw) for f in (hvp, rev)]
-        with jax.set_mesh(EXPLICIT):
-            args = place(w, spec(problem, "w", {"K": "model"}), EXPLICIT), place(x, P("data"), EXPLICIT)
-            got = [jax.jit(f)(*args, reshard(dw, of(args[0]))) for f in (hvp, rev)]
-            for g in got:
-                assert of(g) == of(args[0])
-        same(got, want)
-
-
-def test_filter_split_over_its_output_channels():
-    x, w = CONV2D.operands("fprop")
-    with jax.set_mesh(EXPLICIT):
-        got = jax.jit(CONV2D.role("fprop"))(place(x, P(), EXPLICIT), place(w, P(None, None, None, "model"), EXPLICIT))
-        assert of(got) == P(None, None, None, "model")
-    same(got, truth(CONV2D, "fprop", x, w))
-
-
-@pytest.mark.parametrize("problem", [DOT, CONV2D], ids=str)
-def test_batch_and_filter_split_over_the_same_axis(problem):
+def test_batch_and_filter_split_over_the_same_axis():
     """FSDP: two labels want the axis "data", `out_sharding` gives it to the batch, the filter is gathered and its gradient split again."""
+    problem = CONV2D
     x, w = problem.operands("fprop")
     last = (None,) * (w.ndim - 1)
 
@@ -206,7 +164,7 @@ def test_batch_and_filter_split_over_the_same_axis(problem):
             same(got, want)
 
 
-@pytest.mark.parametrize("out", [P(), P("data"), P(None, "model"), P(("data", "model"))])
+@pytest.mark.parametrize("out", [P(None, "model"), P(("data", "model"))])
 def test_a_split_sum_goes_where_out_sharding_says(out):
     x, w = DOT.operands("fprop")
     want = truth(DOT, "fprop", x, w)
@@ -280,15 +238,14 @@ def test_many_axes_per_label():
         same(jax.jit(functools.partial(problem.call, OURS, out_sharding=P(None, None)))(*args), truth(problem, "fprop", x, w))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("problem", [DOT, CONV2D, GROUPED, DEPTHWISE], ids=str)
-def test_mesh_of_explicit_and_automatic_axes(problem):
+def test_mesh_of_explicit_and_automatic_axes():
     """The batch lies in the types over "data"; XLA splits the filters, or nothing, over "model"."""
+    problem = GROUPED
     x, w = problem.operands("fprop")
     step = jax.value_and_grad(lambda w, x: jnp.sum(problem.call(OURS, x, w) ** 2), (0, 1))
     want = jax.jit(step)(w, x)
     with jax.set_mesh(MIXED):
-        for of_w in (P(), spec(problem, "w", {"K": "model", "G": "model"})):
+        for of_w in (P(), spec(problem, "w", {"G": "model"})):
             x_placed = place(x, P("data"), MIXED)
             w_placed = jax.device_put(w, NamedSharding(MIXED, of_w))
             got = jax.jit(step)(w_placed, x_placed)
@@ -340,7 +297,7 @@ def test_eager_and_batched_matmul():
     same(got, a @ b)
 
 
-@pytest.mark.parametrize("problem", [GROUPED, DEPTHWISE, BATCH_GROUPS], ids=str)
+@pytest.mark.parametrize("problem", [GROUPED, BATCH_GROUPS], ids=str)
 def test_out_sharding_of_groups(problem):
     """lax's axis of channels is two of ours: it is split at the end, as it was asked."""
     x, w = problem.operands("fprop")
@@ -393,21 +350,14 @@ SCALED = lambda *args: jaxext.scaled_dot(*args[:2], lhs_scale=args[2], rhs_scale
 SCALED_SHAPES = (4, 2, 8), (4, 8, 2), (4, 2, 2), (4, 2, 2)
 RAGGED_SCALED = lambda x, w, s, t: jaxext.ragged_scaled_dot(x, w, np.array([3, 0, 4], np.int32), lhs_scale=s, rhs_scale=t)
 RAGGED_SCALED_SHAPES = (8, 4), (3, 4, 4), (8, 2), (3, 4, 2)
-CAUSAL = lambda *args: jaxext.causal_conv1d(*args, activation="silu")
-CAUSAL_SHAPES = (2, 8, 4), (4, 4), (4,)
 
 
-@pytest.mark.sampled(3, "fn4")
 @pytest.mark.parametrize(
     ("fn", "shapes", "specs"),
     [
         (SCALED, SCALED_SHAPES, (P(), P(), P(), P("data"))),
-        (SCALED, SCALED_SHAPES, (None, None, None, P("data"))),
         (SCALED, SCALED_SHAPES, (None, P(), P("data"), None)),
-        (RAGGED_SCALED, RAGGED_SCALED_SHAPES, (None, P(), P("data"), None)),
         (RAGGED_SCALED, RAGGED_SCALED_SHAPES, (None, None, None, P(None, None, "model"))),
-        (CAUSAL, CAUSAL_SHAPES, (P(None, None, "data"), None, None)),
-        (CAUSAL, CAUSAL_SHAPES, (None, None, P("data"))),
     ],
 )
 def test_second_derivatives_with_operands_on_no_mesh(fn, shapes, specs):

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bilinear import (
+    BATCH_GROUPS,
+    CONV1D,
     CONV2D,
-    CONV3D,
     DEPTHWISE,
     DOT,
     DOT_BATCHED,
@@ -19,18 +20,15 @@ from bilinear import (
     LAX,
     NHWC,
     OURS,
-    PROBLEMS,
     ROLES,
     Problem,
     same,
-    slow,
     truth,
 )
 
 import jaxext
 
 each_role = pytest.mark.parametrize("role", ROLES)
-each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 few_problems = pytest.mark.parametrize("problem", FEW, ids=str)
 
 
@@ -46,24 +44,15 @@ def both(problem, transformed, *args):
     same(got, want)
 
 
-@pytest.mark.sampled(12)
 @each_role
-@each_problem
-def test_eager_and_jit(problem, role):
+@few_problems
+def test_without_jit(problem, role):
+    """Eagerly, and under `disable_jit`, where a rule that calls jit of itself recurses for ever."""
     a, b = problem.operands(role)
     want = truth(problem, role, a, b)
     same(problem.role(role)(a, b), want)
-    same(jax.jit(problem.role(role))(a, b), want)
-
-
-@each_role
-@few_problems
-def test_disable_jit(problem, role):
-    """An eager rule that calls jit of itself recurses for ever here."""
-    a, b = problem.operands(role)
     with jax.disable_jit():
-        got = problem.role(role)(a, b)
-    same(got, truth(problem, role, a, b))
+        same(problem.role(role)(a, b), want)
 
 
 def loop(problem, role, a, b, mapped):
@@ -75,9 +64,14 @@ def loop(problem, role, a, b, mapped):
 SUBSETS = ((True, False), (False, True), (True, True))
 
 
-@pytest.mark.sampled(12)
-@each_role
-@each_problem
+@pytest.mark.parametrize(
+    ("problem", "role"),
+    [
+        *((DOT, "fprop"), (DOT_BATCHED, "dgrad"), (CONV1D, "wgrad"), (CONV2D, "fprop"), (GROUPED, "wgrad")),
+        *((DEPTHWISE, "dgrad"), (BATCH_GROUPS, "fprop")),
+    ],
+    ids=str,
+)
 def test_vmap_over_every_subset_and_axis(problem, role):
     """The first operand is mapped over each of its axes in turn, the second over its axes in the opposite order."""
     f = problem.role(role)
@@ -101,9 +95,7 @@ def test_vmap_over_every_subset_and_axis(problem, role):
             same(value, want[mapped])
 
 
-@pytest.mark.sampled(4)
-@each_role
-@pytest.mark.parametrize("problem", [DOT_BATCHED, CONV2D, GROUPED, slow(DEPTHWISE)], ids=str)
+@pytest.mark.parametrize(("problem", "role"), [(DOT_BATCHED, "wgrad"), (GROUPED, "wgrad")], ids=str)
 def test_vmap_nested_twice(problem, role):
     """Every pair of subsets: labels with no, one and two axes more."""
     f = problem.role(role)
@@ -126,8 +118,7 @@ def test_vmap_nested_twice(problem, role):
             same(value[i, j], want[i, j] if index == [(i, j)] * 2 else truth(problem, role, a[index[0]], b[index[1]]))
 
 
-@pytest.mark.sampled(5)
-@each_problem
+@pytest.mark.parametrize("problem", [CONV1D, GROUPED, BATCH_GROUPS], ids=str)
 def test_derivatives_of_the_first_order(problem):
     """jvp, vjp, linearize and linear_transpose, each with respect to one operand and to both."""
     x, w = problem.operands("fprop")
@@ -152,40 +143,9 @@ def test_derivatives_of_the_first_order(problem):
     same(got, want)
 
 
-def test_derivatives_of_the_second_and_third_order():
-    """Forward over reverse, reverse over forward, forward over forward, and a third derivative; test_conformance has them of the others."""
-    problem = CONV3D
-    x, w = problem.operands("fprop")
-    dx, dw = bilinear.integers(x.shape, 3), bilinear.integers(w.shape, 4)
-
-    def derivatives(f):
-        def along(g):
-            return lambda x, w: jax.jvp(g, (x, w), (dx, dw))[1]
-
-        def down(g):
-            def gradient(x, w):
-                total = lambda x, w: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(g(x, w)))
-                return jax.grad(total, (0, 1))(x, w)
-
-            return gradient
-
-        orders = [along(down(f)), down(along(f)), along(along(f)), along(along(down(f)))]
-        return lambda x, w: [g(x, w) for g in orders]
-
-    both(problem, derivatives, x, w)
-
-
-SMALL = (
-    Problem("dot", (2, 3), (3, 2), DOT.axes, DOT.call),
-    Problem("conv2d", (1, 3, 3, 2), (2, 2, 2, 1), CONV2D.axes, CONV2D.call),
-    Problem("grouped", (1, 3, 2, 4), (2, 2, 2, 4), GROUPED.axes, bilinear.conv((2, 1), "SAME", NHWC, feature_group_count=2)),
-)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("problem", SMALL, ids=str)
-def test_hessian_and_third_derivative_in_full(problem):
+def test_hessian_and_third_derivative_in_full():
     """Every nesting of forward and reverse, and all of the third derivative."""
+    problem = Problem("", (1, 3, 2, 4), (2, 2, 2, 4), GROUPED.axes, bilinear.conv((2, 1), "SAME", NHWC, feature_group_count=2))
     x, w = problem.operands("fprop")
     second = (jax.hessian, lambda f, n: jax.jacrev(jax.jacfwd(f, n), n), lambda f, n: jax.jacrev(jax.jacrev(f, n), n))
 

@@ -7,9 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bilinear import (
-    BATCH_GROUPS,
-    CAUSAL,
-    CONV1D,
     CONV2D,
     DEPTHWISE,
     DOT,
@@ -30,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from public_operations import OF_ONE_MATRIX
-from test_sharding import MESH, in_turn, place, slow
+from test_sharding import MESH, place
 
 import jaxext
 from jaxext import checkpoint_policies
@@ -48,14 +45,6 @@ X = integers((2, 4, 3, 4))
 W = {"d": integers((3, 3, 1, 4), 1), "m": integers((4, 4), 2)}
 
 
-def scanned(ops, x, w):
-    return lax.scan(lambda x, w: (step(ops, x, w), jnp.sum(x)), x, jax.tree.map(lambda v: jnp.stack([v, -v, v]), w))[0]
-
-
-def scanned_with_the_filter_outside(ops, x, w):
-    return lax.scan(lambda x, _: (step(ops, x, w), None), x, length=3)[0]
-
-
 def remat_in_scan(ops, x, w):
     body = jax.checkpoint(functools.partial(step, ops), policy=checkpoint_policies.dots_saveable)
     return lax.scan(lambda x, _: (body(x, w), None), x, length=2)[0]
@@ -65,16 +54,7 @@ def mapped(ops, x, w):
     return lax.map(lambda x: step(ops, x[None], w)[0], x)
 
 
-def branched(ops, x, w):
-    return lax.cond(jnp.sum(x) > jnp.sum(w["m"]), functools.partial(step, ops), lambda x, w: -step(ops, x, w) + x, x, w)
-
-
-def fori(ops, x, w):
-    return lax.fori_loop(0, 3, lambda i, x: step(ops, x, w) + i.astype(x.dtype), x)
-
-
-@pytest.mark.sampled(2, "remat_in_scan", "mapped")
-@pytest.mark.parametrize("program", [scanned, scanned_with_the_filter_outside, remat_in_scan, mapped, branched, fori])
+@pytest.mark.parametrize("program", [remat_in_scan, mapped])
 def test_control_flow(program):
     """Values, gradients, tangents and examples of a batch go through as they do with lax."""
 
@@ -92,24 +72,9 @@ def test_control_flow(program):
     same(everything(OURS), everything(LAX))
 
 
-def test_while_loop():
-    """The data decide the number of steps; values, tangents and vmap are compared (reverse mode has none, in jax)."""
-
-    def program(ops, x, w):
-        return lax.while_loop(lambda s: jnp.sum(s[0]) < 60, lambda s: (step(ops, s[0], w) + s[1], s[1] + 1), (x, jnp.ones((), x.dtype)))
-
-    def run(ops):
-        f = functools.partial(program, ops)
-        return jax.jit(lambda x: (jax.jvp(lambda x: f(x, W), (x,), (x,)), jax.vmap(lambda x: f(x, W))(jnp.stack([x, x + 5]))))(X)
-
-    got = run(OURS)
-    assert 1 < got[0][0][1] < 50
-    same(got, run(LAX))
-
-
-@pytest.mark.parametrize("problem", [DOT, CONV2D, DEPTHWISE], ids=str)
-def test_custom_derivatives_around_an_operation(problem):
+def test_custom_derivatives_around_an_operation():
     """custom_jvp and custom_vjp whose rules use the operation, under grad, jvp, vmap and both orders."""
+    problem = CONV2D
 
     def make(ops):
         call = functools.partial(problem.call, ops)
@@ -180,11 +145,7 @@ def net_operands():
     return {"conv": conv, "in": integers((rows, 4), 1), "out": integers((4, 4), 2)}, x
 
 
-NAMES = ("dots_saveable", "checkpoint_dots", "dots_with_no_batch_dims_saveable", "checkpoint_dots_with_no_batch_dims")
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", [*NAMES, "offload_dot_with_no_batch_dims"])
+@pytest.mark.parametrize("name", ["dots_saveable", "dots_with_no_batch_dims_saveable", "offload_dot_with_no_batch_dims"])
 def test_policies_save_what_they_save_of_lax(name):
     """jax's own know lax's primitives by identity: under them every product of ours would silently be computed twice."""
     theirs, ours = getattr(jax.checkpoint_policies, name), getattr(checkpoint_policies, name)
@@ -195,7 +156,7 @@ def test_policies_save_what_they_save_of_lax(name):
     got, want = count(gradient(OURS, ours), w, x), count(gradient(LAX, theirs), w, x)
     plain = count(jax.grad(functools.partial(net, OURS)), w, x)
     assert got == want
-    assert got == plain if name in ("dots_saveable", "checkpoint_dots") else plain < got < count(gradient(OURS, None), w, x)
+    assert got == plain if name == "dots_saveable" else plain < got < count(gradient(OURS, None), w, x)
     # The policies of jax themselves see none of ours, and a warning says so, where jax does not remember what they said.
     jax.clear_caches()
     with pytest.warns(UserWarning, match="use jaxext.checkpoint_policies"):
@@ -250,10 +211,9 @@ def total(problem, x, w):
     return jnp.sum(problem.call(OURS, x, w) ** 2)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("problem", [DOT, slow(CONV1D), slow(CAUSAL), CONV2D, GROUPED, DEPTHWISE], ids=str)
-def test_export_with_a_symbolic_batch(problem):
+def test_export_with_a_symbolic_batch():
     """Written, read and called again with two sizes of the batch: the product and its gradients."""
+    problem = GROUPED
     x, w = problem.operands("fprop")
     (batch,) = export.symbolic_shape("n")
     f = jax.jit(lambda x, w: (problem.call(OURS, x, w), *jax.grad(functools.partial(total, problem), (0, 1))(x, w)))
@@ -265,8 +225,7 @@ def test_export_with_a_symbolic_batch(problem):
         same((dx, dw), jax.jit(jax.grad(functools.partial(total, problem), (0, 1)))(x[:n], w))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("problem", "axis"), in_turn(DOT, CONV2D, GROUPED, DEPTHWISE, BATCH_GROUPS), ids=str)
+@pytest.mark.parametrize(("problem", "axis"), [(DOT, "data"), (CONV2D, "model")], ids=str)
 def test_export_of_a_sharded_program(problem, axis):
     """The program has eight devices: custom_partitioning cannot be written, so XLA's partitioner gets only what it does right (no grouped
     convolution).  One axis splits the batch, the other nothing or the filters."""
@@ -280,15 +239,11 @@ def test_export_of_a_sharded_program(problem, axis):
     same(jax.jit(again.call)(place(x, specs[0]), place(w, specs[1])), jax.jit(f)(x, w))
 
 
-WIDE = Problem("wide", (8, 16, 16), (200, 1, 16), CAUSAL.axes, conv((1,), "SAME", ("NWC", "WIO", "NWC"), feature_group_count=16))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("problem", "axis"), in_turn(GROUPED, DEPTHWISE, WIDE), ids=str)
-def test_export_for_one_device_called_on_several(problem, axis):
+def test_export_for_one_device_called_on_several():
     """XLA's partitioner then splits what was exported: a grouped convolution in it gave a filter gradient multiplied by two or four, where
-    the sizes were symbolic or the filter large.
+    the sizes were symbolic.
     """
+    problem, axis = GROUPED, "data"
     x, w = problem.operands("fprop")
     f = jax.jit(jax.value_and_grad(functools.partial(total, problem), (0, 1)))
     (batch,) = export.symbolic_shape("n")
@@ -333,8 +288,7 @@ def test_the_channels_of_a_group_are_whole_in_an_exported_program(groups):
     same(jax.jit(export.export(jax.jit(asked))(*split).call)(*split), fn(x, w))
 
 
-@pytest.mark.sampled(1, "cpu-cuda]")
-@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("rocm", "cpu", "tpu")], ids="-".join)
+@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("rocm", "cpu", "tpu")], ids="-".join)
 def test_export_for_several_platforms(platforms, monkeypatch):
     """One program, on a machine without a GPU; it runs here, and each platform's part was lowered under its own name."""
     seen = []

@@ -19,7 +19,7 @@ import jaxext
 MESHES = [
     jax.make_mesh(sizes, ("a", "b"), devices=jax.devices()[: np.prod(sizes)], axis_types=(AxisType.Auto,) * 2) for sizes in ((2, 2), (4, 2))
 ]
-SAMPLE = 6  # shardings of each product
+SAMPLE = 3  # shardings of each product
 
 
 def conv(strides=1, padding: Any = "SAME", **how):
@@ -29,20 +29,14 @@ def conv(strides=1, padding: Any = "SAME", **how):
 
 # Product -> itself, shapes of its operands.
 PRODUCTS: dict[str, tuple[Callable, tuple[int, ...], tuple[int, ...]]] = {
-    "dense": (conv(), (8, 16, 8), (3, 8, 8)),
     "even window": (conv(), (8, 16, 8), (4, 8, 8)),
-    "patches": (conv(2, "VALID"), (8, 16, 8), (2, 8, 8)),
-    "larger filter": (conv(padding=((8, 8),)), (8, 8, 8), (16, 8, 8)),
-    "dilated filter": (conv(rhs_dilation=(2,)), (8, 16, 8), (3, 8, 8)),
     "dilated input": (conv(padding=((2, 2),), lhs_dilation=(2,)), (8, 16, 8), (4, 8, 8)),
     "strided along two axes": (conv(2), (8, 8, 8, 8), (3, 3, 8, 8)),
-    "depthwise": (conv(feature_group_count=8), (8, 16, 8), (3, 1, 8)),
     "depthwise, two outputs": (conv(feature_group_count=8), (8, 16, 8), (3, 1, 16)),
     "groups": (conv(feature_group_count=2), (8, 16, 8), (3, 4, 8)),
     "batch groups": (conv(batch_group_count=8), (8, 16, 8), (3, 8, 8)),
     "two batch groups": (conv(batch_group_count=2), (8, 16, 8), (3, 8, 8)),
     "one tap": (conv(), (8, 16, 8), (1, 8, 8)),
-    "dot": (lambda x, w: lax.dot_general(x, w, (((2,), (1,)), ((0,), (0,)))), (8, 8, 16), (8, 16, 8)),
 }
 
 
@@ -72,9 +66,14 @@ ROLES: dict[str, Callable] = {
 }
 
 
-@pytest.mark.sampled(6, "groups-gradients")
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        *((name, "gradients") for name in ("even window", "dilated input", "groups", "batch groups", "two batch groups")),
+        *((name, "of a cotangent") for name in ("strided along two axes", "batch groups")),
+        *((name, "forward") for name in ("depthwise, two outputs", "one tap")),
+    ],
+)
 def test_the_doctor_accuses_what_is_wrong(name, role):
     product, *shapes = PRODUCTS[name]
     rng = np.random.default_rng(0)

@@ -518,10 +518,9 @@ def squares_of_columns(y):
 SEEN_WRONG = (*(hazard.name for hazard in HAZARDS if hazard.what == "wrong" and hazard.seen),)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SEEN_WRONG)
 def test_lax_is_wrong_where_the_doctor_says_so(name):
-    having, near = PAIRS[name]
+    having, near = (of[::4] for of in PAIRS[name])
     shows = BY_NAME[name].shows_on(jax.__version_info__)
     assert [program.is_wrong() for program in having] == [shows] * len(having)
     assert not any(program.is_wrong() for program in near)

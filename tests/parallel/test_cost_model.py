@@ -96,23 +96,18 @@ def roles_of(form, function, shapes):
 MATMUL = dict(B=8, M=16, K=32, N=24)
 CONV1D = dict(B=2, N=4, W=16, G=8, C=8, K=4, S=3)
 CONV2D = dict(N=8, H=16, W=8, C=8, K=16, R=3, S=3)
-CONV3D = dict(N=8, D=8, H=4, W=4, G=2, C=4, K=8, T=3, R=1, S=3)
 extend.define("channelwise_of_cost", x="B N K C", w="B K M C", y="B N M C")
 
 SPLITS = (
-    *(("matmul", MATMUL, split) for split in (
-        {}, {"B": 8}, {"M": 8}, {"K": 8}, {"N": 8}, {"M": 4, "N": 2}, {"N": 4, "K": 2}, {"M": 2, "K": 2, "N": 2}
-      )),
-    *(("conv1d", CONV1D, split) for split in ({"B": 2, "G": 4}, {"W": 8})),
-    *(("conv2d", CONV2D, split) for split in (
-        {}, {"N": 8}, {"C": 8}, {"K": 8}, {"N": 4, "K": 2}, {"N": 2, "C": 4}, {"H": 4, "W": 2}, {"N": 4, "H": 2}
-      )),
-    ("conv3d", CONV3D, {"N": 4, "G": 2}),
+    ("matmul", MATMUL, {"N": 4, "K": 2}),
+    ("matmul", MATMUL, {"M": 2, "K": 2, "N": 2}),
+    ("conv1d", CONV1D, {"B": 2, "G": 4}),
+    ("conv2d", CONV2D, {"H": 4, "W": 2}),
+    ("conv2d", CONV2D, {"N": 4, "H": 2}),
     ("channelwise_of_cost", dict(B=1, N=4, K=8, M=2, C=6), {"K": 4, "C": 2}),
-)  # fmt: skip
+)
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("form", "sizes", "split"), SPLITS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_every_role_under_jit(form, sizes, split):
     """The form's own primitives, on arrays of one axis per label."""
@@ -138,9 +133,7 @@ def test_every_role_under_jit(form, sizes, split):
 
 
 GEOMETRIES = (
-    ({"H": 8}, dict(N=2, H=32, W=8, C=2, K=4, R=3, S=3), {}),
     ({"H": 4, "W": 2}, dict(N=2, H=32, W=8, C=2, K=4, R=5, S=3), {}),
-    ({"H": 4, "K": 2}, dict(N=2, H=32, W=8, C=2, K=4, R=3, S=3), {}),
     ({"N": 2, "H": 4}, dict(N=2, H=32, W=8, C=2, K=4, R=4, S=3), {"window_strides": (2, 1)}),
     ({"W": 4, "N": 2}, dict(N=2, H=4, W=32, C=2, K=4, R=1, S=3), {"rhs_dilation": (1, 3), "padding": ((0, 0), (6, 0))}),
     ({"H": 8}, dict(N=2, H=16, W=4, C=2, K=4, R=4, S=1), {"lhs_dilation": (2, 1), "padding": ((2, 2), (0, 0))}),

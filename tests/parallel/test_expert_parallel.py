@@ -42,7 +42,7 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
     return output
 
 
-@pytest.fixture(params=["blocks", "rows"], autouse=True)
+@pytest.fixture(params=["blocks", "rows"])
 def how(request, monkeypatch):
     """Run this CPU's own program, or that of the other platforms."""
     if request.param == "rows":
@@ -88,13 +88,12 @@ def random_sizes(n, seed):
 
 
 SIZES = {
-    "balanced": [[1, 2] * 4] * 4,
     "all to one expert": [[0, 0, 0, 0, 0, 12, 0, 0]] * 4,
     "each device to another": np.roll(np.eye(4, dtype=int), 1, 1).repeat(2, 1) * 5,
     "nothing": [[0] * 8] * 4,
     "one device has all": [[2] * 6 + [0, 0]] + [[0] * 8] * 3,
     "more than there are": [[9] * 8] * 4,
-    **{f"random {seed}": random_sizes(4, seed) for seed in range(3)},
+    "random": random_sizes(4, 0),
 }
 
 
@@ -103,44 +102,20 @@ def close(got, want, tolerance=1e-12):
         np.testing.assert_allclose(one, other, atol=tolerance, rtol=tolerance)
 
 
-@functools.cache
-def values_and_gradients():
-    """Return the compiled functions of ours and of the definition: one program for all sizes."""
-    both = lambda f: jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))
-    return both(split(4)), both(whole)
+def values_and_gradients(f):
+    return jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_values_and_gradients(sizes):
-    """NaN in rows of no expert reaches nothing."""
-    args = some(4, sizes)
-    got, want = (compiled(*args) for compiled in values_and_gradients())
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(want))
-    close(got, want)
+def test_values_and_gradients(how):
+    """NaN in rows of no expert reaches nothing.  One program runs with all sizes."""
+    ours, definition = values_and_gradients(split(4)), values_and_gradients(whole)
+    for sizes in SIZES.values():
+        args = some(4, sizes)
+        got, want = ours(*args), definition(*args)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(want))
+        close(got, want)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("n", [1, 2, 8])
-def test_other_numbers_of_devices(n):
-    args = some(n, random_sizes(n, n))
-    close(jax.jit(split(n))(*args), whole(*args))
-
-
-@pytest.mark.sampled(1)
-def test_derivatives_of_derivatives():
-    x, weights, sizes = some(2, random_sizes(2, 5))
-    x = np.nan_to_num(x)
-    tangents = (x[..., ::-1], jax.tree.map(lambda w: w[::-1], weights))
-
-    def along(f):
-        gradient = jax.grad(lambda x, w: jnp.sum(f(x, w, sizes) ** 3), (0, 1))
-        return jax.jit(lambda *args: jax.jvp(gradient, *args))((x, weights), tangents)
-
-    close(along(split(2)), along(whole), 1e-9)
-
-
-@pytest.mark.sampled(1)
 def test_vmap_outside():
     x, weights, _ = some(2, random_sizes(2, 7))
     xs, sizes = np.stack([np.nan_to_num(x), np.nan_to_num(x)[:, ::-1]]), np.stack([random_sizes(2, 8), random_sizes(2, 9)]).astype(np.int32)
@@ -153,7 +128,6 @@ def test_pmap():
     close(jax.pmap(lambda x, w, s: expert_parallel(experts, x, w, s, axis_name="x"), "x")(x, parts, sizes), whole(x, weights, sizes))
 
 
-@pytest.mark.sampled(1)
 def test_sizes_that_all_devices_share():
     """They do not vary over the axis; nor need the rows."""
     x, weights, sizes = some(4, [[1, 2, 0, 3, 1, 0, 2, 1]] * 4)
@@ -172,20 +146,21 @@ def kept(sizes, devices, capacity):
     return np.array(rows + [False] * (M - len(rows)))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("capacity", [0, 1, 3, 50])
-def test_rows_beyond_the_capacity_are_dropped(capacity):
+@pytest.mark.parametrize("how", ["rows"], indirect=True)
+@pytest.mark.parametrize("capacity", [0, 3])
+def test_rows_beyond_the_capacity_are_dropped(capacity, how):
     """Their results and gradients are zero, and those of others are what they were."""
     sizes = random_sizes(4, 3)
     x, weights, _ = some(4, sizes)
     mask = np.stack([kept(row, 4, capacity) for row in sizes])[..., None]
-    assert mask.any() == (capacity > 0) and (capacity == 50 or not mask[~np.isnan(x[..., :1])].all())
+    assert mask.any() == (capacity > 0) and not mask[~np.isnan(x[..., :1])].all()
     masked = lambda *args: jnp.where(mask, whole(*args), 0)
-    run = lambda f: jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))(x, weights, sizes)
+    run = lambda f: values_and_gradients(f)(x, weights, sizes)
     close(run(split(4, capacity=capacity)), run(masked))
 
 
-def test_other_shapes_and_dtypes():
+@pytest.mark.parametrize("how", ["rows"], indirect=True)
+def test_other_shapes_and_dtypes(how):
     """Rows have several axes and 16 bits, and the result is wider."""
     x, weights, sizes = some(2, random_sizes(2, 4), dtype=np.float32)
     x = np.nan_to_num(x).astype(jnp.bfloat16).reshape(2, M, 2, 3)
@@ -199,20 +174,17 @@ def test_other_shapes_and_dtypes():
     np.testing.assert_array_equal(got, jax.vmap(wider, (0, None, 0))(x, weights["up"], sizes))
 
 
-@pytest.mark.sampled(1)
-def test_what_is_sent(how):
+def test_what_is_sent():
     """Rows go and come back once, and their sizes go; in the backward pass cotangents do."""
     x, weights, sizes = some(4, random_sizes(4, 2))
     compiled = lambda f: jax.jit(f).lower(x, weights, sizes).compile()
     forward = collectives(compiled(split(4)))
     gradient = collectives(compiled(jax.grad(lambda *args: jnp.sum(split(4)(*args) ** 2), (0, 1))))
-    if how == "rows":
-        return  # the stand-in gathers
     assert forward == {"all-to-all": 3}
     assert gradient == {"all-to-all": 5}
 
 
-def test_few_rows_are_sent_under_a_capacity(how):
+def test_few_rows_are_sent_under_a_capacity():
     """A block is as long as the capacity."""
     x, weights, sizes = some(4, random_sizes(4, 2))
     sent = [
@@ -220,14 +192,11 @@ def test_few_rows_are_sent_under_a_capacity(how):
         for op in operations(jax.jit(split(4, capacity=2)).lower(x, weights, sizes))
         if op.name == "stablehlo.all_to_all"
     ]
-    if how == "blocks":
-        assert [shape for shape in sent if len(shape) == 3] == [[4, 2, K], [4, 2, K]]
+    assert [shape for shape in sent if len(shape) == 3] == [[4, 2, K], [4, 2, K]]
 
 
-def test_rows_alone_are_sent_elsewhere(how):
+def test_rows_alone_are_sent_elsewhere():
     """The rows go by lax's own ragged all-to-all, forward and backward, which no CPU runs."""
-    if how == "rows":
-        pytest.skip("lax's is replaced")
     x, weights, sizes = some(4, random_sizes(4, 2))
     gradient = jax.jit(jax.grad(lambda *args: jnp.sum(split(4)(*args) ** 2), (0, 1)))
     lowered = gradient.trace(x, weights, sizes).lower(lowering_platforms=("cuda",))

@@ -22,9 +22,6 @@ from jax.sharding import PartitionSpec as P
 import jaxext
 from jaxext.parallel import halo
 
-# In 64 bits integers stay exact through several layers and derivatives.
-double = functools.partial(jax.tree.map, lambda v: v.astype(np.float64))
-checked = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
 LINE = jax.make_mesh((8,), ("h",), axis_types=(AxisType.Auto,))
 PLANE = jax.make_mesh((4, 2), ("h", "w"), axis_types=(AxisType.Auto,) * 2)
 CUBE = jax.make_mesh((2, 2, 2), ("d", "h", "w"), axis_types=(AxisType.Auto,) * 3)
@@ -116,25 +113,16 @@ def derivatives(conv, x, w):
     return jax.jvp(gradient, (x, w), (w[0, 0, 0, 0] * x, 1 - w))
 
 
-@functools.cache
-def derivatives_on_one_device():
-    x, w = double([np.stack([v, v[::-1]]) for v in PLANE_CASE.operands])
-    return x, w, jax.jit(jax.vmap(functools.partial(derivatives, PLANE_CASE.lax)))(x, w)
-
-
-@checked
-def test_derivatives_and_vmap_inside(check_vma):
-    """Two batches have a filter each.  The parts of a filter's gradient are added where the types say that the filter is the same
-    everywhere; without them that is the caller's."""
-    x, w, want = derivatives_on_one_device()
+def test_derivatives_and_vmap_inside():
+    """Two batches have a filter each.  The parts of a filter's gradient are not added without the types: that is the caller's."""
+    x, w = (np.stack([v, v[::-1]]).astype(np.float64) for v in PLANE_CASE.operands)  # in which integers stay exact
 
     def part(x, w):
-        add = (lambda dw: dw) if check_vma else functools.partial(lax.psum, axis_name=("h", "w"))
-        return tuple((dx, add(dw)) for dx, dw in jax.vmap(functools.partial(derivatives, PLANE_CASE.ours))(x, w))
+        return tuple((dx, lax.psum(dw, ("h", "w"))) for dx, dw in jax.vmap(functools.partial(derivatives, PLANE_CASE.ours))(x, w))
 
     spec = P(None, *PLANE_CASE.spec)
-    f = jax.shard_map(part, mesh=PLANE, in_specs=(spec, P()), out_specs=((spec, P()), (spec, P())), check_vma=check_vma)
-    same(jax.jit(f)(x, w), want)
+    f = jax.shard_map(part, mesh=PLANE, in_specs=(spec, P()), out_specs=((spec, P()), (spec, P())), check_vma=False)
+    same(jax.jit(f)(x, w), jax.jit(jax.vmap(functools.partial(derivatives, PLANE_CASE.lax)))(x, w))
 
 
 def test_vmap_of_the_split_convolution():
@@ -158,15 +146,6 @@ def test_pmap_and_one_manual_axis_beside_an_automatic_one():
 
     some = jax.shard_map(gradient, mesh=PLANE, in_specs=(P(None, "h"), P()), out_specs=(P(None, "h"), P()), axis_names={"h"})
     same(jax.jit(some)(jax.device_put(x, NamedSharding(PLANE, P("w", "h"))), w), want)
-
-
-def test_bfloat16():
-    """Sums stay below 256, up to which bfloat16 has the integers."""
-    case = PLANE_CASE
-    x, w = (v.astype(jnp.bfloat16) for v in case.operands)
-    f = jax.shard_map(case.ours, mesh=PLANE, in_specs=(case.spec, P()), out_specs=case.spec)
-    run = lambda f: jax.jit(lambda x, w: (f(x, w), jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))(x, w)))(x, w)
-    same(run(f), run(case.lax))
 
 
 def sent(compiled):
@@ -197,30 +176,6 @@ def test_neighbours_send_the_halo_and_nothing_else(mesh, case, rows):
     assert sent(jax.jit(f).lower(x, w).compile()) == permutes
     gradient = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1))).lower(x, w).compile()
     assert sent(gradient) == [("all-reduce", w.size), *sorted(permutes * 2)]
-
-
-def test_a_network_down_and_up_again():
-    """A stride, groups with a wider filter, a transposed convolution and what skips all three: one step of training as on one device."""
-    relu = lambda v: jnp.maximum(v, 0)
-
-    def network(conv, params, x):
-        conv = functools.partial(conv, dimension_numbers=NHWC)
-        down = relu(conv(x, params["down"], (2, 2), "SAME"))
-        deep = relu(conv(down, params["deep"], (1, 1), "SAME", rhs_dilation=(1, 2), feature_group_count=4))
-        return x + conv(deep, params["up"], (1, 1), [(1, 2), (1, 2)], lhs_dilation=(2, 2))
-
-    def step(conv, params, x):
-        return jax.value_and_grad(lambda params: jnp.sum(network(conv, params, x) ** 2))(params)
-
-    def part(params, x):
-        value, gradient = step(functools.partial(halo.halo_conv, axis_names=("h", "w")), params, x)
-        return lax.psum(value, ("h", "w")), gradient
-
-    shapes = {"down": (3, 3, 2, 4), "deep": (3, 3, 1, 4), "up": (3, 3, 4, 2)}
-    params = double({name: integers(shape, seed) for seed, (name, shape) in enumerate(shapes.items())})
-    x = double(integers((1, 16, 16, 2), 9))
-    f = jax.shard_map(part, mesh=PLANE, in_specs=(P(), P(None, "h", "w")), out_specs=P())
-    same(jax.jit(f)(params, x), jax.jit(functools.partial(step, lax.conv_general_dilated))(params, x))
 
 
 def test_the_implementation_is_the_callers_also_where_ours_stand_in_for_lax():

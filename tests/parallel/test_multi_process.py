@@ -36,7 +36,6 @@ def test_both_processes_end(results):
         assert (results / f"printed.{index}").read_text().endswith("\nended with status 0")
 
 
-@pytest.mark.slow
 def test_the_example(capsys):
     """Its processes have the same losses, which fall, and which one device alone finds too."""
     assert multi_process.main(["--timeout", "60"]) == 0  # by which the one may finish before the other, on a busy computer
@@ -52,19 +51,14 @@ def test_the_example(capsys):
     assert len(errors) == 2 and all(float(error) < 1e-4 for error in errors)
 
 
-SILENT = r"stopped sending heartbeats\):\n\[0\] .*\b1\n"
-LOST = "error information from remote target coordination_service"  # of the connection: closed, or reset if something was under way
-
-
-@pytest.mark.parametrize(("killed", "message"), [(1, SILENT), (0, LOST)], ids=["another", "the coordinator"])
-def test_a_process_that_is_killed(killed, message, capsys):
-    """The other is told at once if that was the coordinator, else when it has sent no heartbeat for a time: it ends, and does not wait."""
-    assert multi_process.main(["--die", str(killed)]) == 1
+def test_a_process_that_is_killed(capsys):
+    """The other finds out when it has sent no heartbeat for a time: it ends, and does not wait."""
+    assert multi_process.main(["--die", "1"]) == 1
     printed = capsys.readouterr().out
-    assert f"process {killed} ended: killed by SIGKILL" in printed
-    assert f"process {1 - killed} ended: killed by SIGABRT" in printed
+    assert "process 1 ended: killed by SIGKILL" in printed
+    assert "process 0 ended: killed by SIGABRT" in printed
     assert "Terminating process because the JAX distributed service detected fatal errors" in printed
-    assert re.search(message, printed)
+    assert re.search(r"stopped sending heartbeats\):\n\[0\] .*\b1\n", printed)
     assert "losses" not in printed
 
 

@@ -66,29 +66,6 @@ RESNET = {
 IMAGES = (normal(5, 6, 6, 3, seed=2), integers(5))
 
 
-def transformer(p, batch):
-    """One block with pre-norm, and an embedding whose rows repeat."""
-    tokens, labels = batch
-    x = p["embedding"][tokens] + p["positions"][None]
-    h = x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * p["scale"].reshape(1, 1, -1)
-    q, k, v = (jnp.einsum("btd,dhk->bthk", h, p[name]) for name in "qkv")
-    weights = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, k) / 2)
-    x = x + jnp.einsum("bhts,bshk,hkd->btd", weights, v, p["out"])
-    x = x + dense(jax.nn.gelu(dense(x, *p["up"])), *p["down"])
-    return entropy(dense(x, *p["head"]), labels)
-
-
-TRANSFORMER = {
-    "embedding": normal(9, 8, seed=3),
-    "positions": normal(6, 8),
-    "scale": 1 + normal(8, seed=4),
-    **{name: normal(8, 2, 4, seed=i) for i, name in enumerate("qkv")},
-    "out": normal(2, 4, 8),
-    "up": (normal(8, 12), normal(12)),
-    "down": (normal(12, 8), normal(8)),
-    "head": (normal(8, 7), normal(7)),
-}
-TOKENS = (integers(5, 6, below=9), integers(5, 6))
 VECTORS = (normal(5, 8, seed=5), integers(5))
 SEQUENCES = (normal(5, 6, 8, seed=6), integers(5))
 
@@ -114,18 +91,6 @@ CAUSAL = {
     "shared": normal(4, 8),
     "head": normal(8, 7),
 }
-
-
-def tied(p, batch):
-    """The embedding is the head too; another matrix is used twice; a penalty uses a third once more."""
-    tokens, labels = batch
-    x = p["embedding"][tokens]
-    x = jnp.tanh(jnp.tanh(x @ p["twice"]) @ p["twice"].T)
-    x = x @ p["penalised"]
-    return entropy(x @ p["embedding"].T, labels) + 0.1 * jnp.sum(p["penalised"] ** 2)
-
-
-TIED = {"embedding": normal(9, 8), "twice": normal(8, 8), "penalised": normal(8, 8, seed=1)}
 
 
 def layers(p, batch):
@@ -199,39 +164,6 @@ MADE = {
 }
 
 
-@jax.custom_vjp
-def doubled_gradient(x, w):
-    return x @ w
-
-
-doubled_gradient.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, y: (2 * y @ kept[1].T, 2 * kept[0].T @ y))
-
-
-def control(p, batch):
-    """Branches, loops and functions with rules of their own."""
-    x, labels = batch
-    x = lax.cond(x.sum() > 0, lambda x, w: x @ w, lambda x, w: x + 0 * (x @ w), x, p["branch"])
-    x = lax.fori_loop(0, 2, lambda i, x: jnp.tanh(x @ p["loop"]), x)
-    x = doubled_gradient(x, p["custom"])
-    x = lax.switch(labels[0] % 2, [lambda w: x @ w, lambda w: x @ (2 * w)], p["switch"])
-    return entropy(x @ p["head"], labels)
-
-
-CONTROL = {name: normal(8, 8, seed=i) for i, name in enumerate(("branch", "loop", "custom", "switch"))} | {"head": normal(8, 7)}
-
-
-def experts(p, batch):
-    """Each token has its expert, by the rows of a ragged product."""
-    tokens, labels = batch
-    x = p["embedding"][tokens[0]]
-    sizes = jnp.stack([(tokens[0] < 4).sum(), (tokens[0] >= 4).sum()]).astype(jnp.int32)
-    x = jaxext.ragged_dot(x[jnp.argsort(tokens[0])], p["experts"], sizes)
-    return entropy(x @ p["head"], labels[0])
-
-
-EXPERTS = {"embedding": normal(9, 8), "experts": normal(2, 8, 8), "head": normal(8, 7)}
-
-
 def transposed(p, batch):
     """A parameter as the filter of the gradient of an input."""
     x, labels = batch
@@ -242,22 +174,15 @@ def transposed(p, batch):
 
 LOSSES = {
     "mlp": (mlp, {"first": (normal(8, 12), normal(12)), "last": (normal(12, 7), normal(7))}, VECTORS),
-    "convolutions of lax": (functools.partial(resnet, lax.conv_general_dilated), RESNET, IMAGES),
     "convolutions of jaxext": (functools.partial(resnet, jaxext.conv_general_dilated), RESNET, IMAGES),
-    "transformer": (transformer, TRANSFORMER, TOKENS),
     "transposed convolution": (transposed, {"filter": normal(3, 2, 5, 3), "head": normal(5, 7)}, IMAGES),
     "causal convolution": (causal, CAUSAL, SEQUENCES),
-    "shared parameters": (tied, TIED, TOKENS),
     "scan over layers": (layers, LAYERS, VECTORS),
     "recurrent": (recurrent, RECURRENT, SEQUENCES),
     "made of parameters": (made, MADE, VECTORS),
-    "control flow": (control, CONTROL, VECTORS),
-    "ragged": (experts, EXPERTS, TOKENS),
 }
 # The parameters whose gradients are written for each example.
 STORED = {
-    "shared parameters": {"embedding", "twice", "penalised"},
     "scan over layers": {"scale"},
     "recurrent": {"w", "state", "inner"},
-    "control flow": {"loop"},
 }

@@ -35,7 +35,6 @@ def close(actual, expected, error=1e-10):
         np.testing.assert_allclose(x, y, rtol=error, atol=error * max(1.0, float(np.abs(y).max(initial=0))))
 
 
-@pytest.mark.sampled(3, "causal convolution", "recurrent", "made of parameters")
 @pytest.mark.parametrize("name", LOSSES)
 def test_values(name):
     loss, p, batch = LOSSES[name]
@@ -156,10 +155,7 @@ def test_infinities():
     assert np.isnan(jaxext.privacy.clipped_grad(loss, l2_clip_norm=1.0, nan_safe=False)(jnp.ones(3), x)).any()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("dtypes", "error"), [((np.float32, np.float32), 1e-5), ((np.float64, np.float32), 1e-5), ((jnp.bfloat16, np.float32), 0.03)]
-)
+@pytest.mark.parametrize(("dtypes", "error"), [((np.float64, np.float32), 1e-5), ((jnp.bfloat16, np.float32), 0.03)])
 def test_dtypes(dtypes, error):
     """Weights and biases have these dtypes; products are in float32 or in bfloat16.  Gradients have the dtypes of the parameters."""
     first, second = dtypes
@@ -181,65 +177,35 @@ def test_dtypes(dtypes, error):
         np.testing.assert_allclose(x.astype(np.float64), y, atol=error * float(np.abs(y).max()))
 
 
-def repeated(batch, times=16):
-    return jax.tree.map(
-        lambda x: (
-            jnp.concatenate([x[:4] * (1 + i % 3) for i in range(times // 4)])
-            if x.dtype == np.float64
-            else jnp.tile(x[:4], (times // 4,) + (1,) * (x.ndim - 1))
-        ),
-        batch,
-    )
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["mlp", "convolutions of jaxext", "transformer"])
-def test_a_batch_over_devices(name):
-    """Each device computes with its examples: nothing of them is gathered."""
-    loss, p, batch = LOSSES[name]
-    batch = repeated(batch)
+def test_a_batch_over_devices():
+    """Each device computes with its examples: nothing of them is gathered.  In a shard_map too the result is that of all devices."""
+    loss, p, (x, labels) = LOSSES["convolutions of jaxext"]
+    batch = jnp.concatenate([x[:4] * (1 + i % 3) for i in range(4)]), jnp.tile(labels[:4], 4)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.device_put(batch, jax.NamedSharding(mesh, jax.P("data")))
     p_everywhere = jax.device_put(p, jax.NamedSharding(mesh, jax.P()))
-    find = jax.jit(jaxext.privacy.clipped_grad(loss, l2_clip_norm=CLIP, return_grad_norms=True, nan_safe=False))
-    program = find.lower(p_everywhere, split).compile()
+    find = jaxext.privacy.clipped_grad(loss, l2_clip_norm=CLIP, return_grad_norms=True, nan_safe=False)
+    program = jax.jit(find).lower(p_everywhere, split).compile()
     total, aux = program(p_everywhere, split)
     found = jax.jit(functools.partial(gradients, loss))(p, batch)
     close(aux.grad_norms, norms_of(found))
     close(total, clipped(found))
     text = str(program.as_text())
     assert "all-gather" not in text and "all-to-all" not in text and "all-reduce" in text
+    by_hand = jax.shard_map(lambda p, batch: find(p, batch)[0], mesh=mesh, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P())
+    close(jax.jit(by_hand)(p, batch), clipped(found))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["mlp", "convolutions of jaxext"])
-@pytest.mark.parametrize("explicit", [False, True], ids=["shard_map", "explicit"])
-def test_other_shardings(explicit, name):
-    kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
-    loss, p, batch = LOSSES[name]
-    mesh, batch = jax.make_mesh((8,), ("data",), axis_types=(kind,)), repeated(batch)
-    find = jaxext.privacy.clipped_grad(loss, l2_clip_norm=CLIP, nan_safe=name == "mlp")
-    expected = clipped(gradients(loss, p, batch))
-    with jax.set_mesh(mesh):
-        split, p = jax.device_put((batch, p), (jax.NamedSharding(mesh, jax.P("data")), jax.NamedSharding(mesh, jax.P())))
-        if not explicit:  # like the gradient of a sum, the result is that of all devices
-            find = jax.shard_map(find, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P())
-        close(jax.tree.map(np.asarray, jax.jit(find)(p, split)), expected)
-
-
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "specs",
     [
         dict(b=("a",), table=(None, "b")),
-        dict(w=(None, "b")),
         dict(v=(None, "b"), x=(None, None, "a")),
-        dict(x=(None, "a"), y=(None, "a")),
     ],
     ids=str,
 )
 def test_explicit_meshes(specs):
-    """Devices split what is added, the columns of a product, of one that is used twice, or of a table, what is summed, or the rows."""
+    """Devices split what is added, the columns of a table, of a product that is used twice, or what is summed."""
     normal = np.random.default_rng(0).normal
 
     def loss(p, x, i, y):
@@ -248,7 +214,7 @@ def test_explicit_meshes(specs):
 
     p = {name: normal(size=shape) for name, shape in dict(w=(8, 8), b=(8,), v=(8, 4), table=(16, 4)).items()}
     batch = {"x": normal(size=(4, 2, 8)), "i": np.arange(12).reshape(4, 3) % 5, "y": normal(size=(4, 2, 4))}
-    gradient = jaxext.privacy.clipped_grad(loss, l2_clip_norm=3.0, batch_argnums=(1, 2, 3), keep_batch_dim=False, nan_safe="w" in specs)
+    gradient = jaxext.privacy.clipped_grad(loss, l2_clip_norm=3.0, batch_argnums=(1, 2, 3), keep_batch_dim=False, nan_safe=False)
     want = gradient(p, *batch.values())
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
