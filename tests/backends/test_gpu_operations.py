@@ -1,4 +1,4 @@
-"""Operations beside lax's on a GPU, by each implementation, against float64: values and gradients; by `xla` one set of each test on CPUs too."""
+"""Operations beside lax's on a GPU, by each implementation, against float64: values and gradients; `xla` on CPUs too, one set of each test."""
 
 import functools
 import re
