@@ -142,7 +142,7 @@ class Suite:
         if (rows := getattr(self, metafunc.function.__name__.removeprefix("test_"), None)) is not None:
             metafunc.parametrize([*inspect.signature(metafunc.function).parameters][1:], rows)
 
-    @pytest.mark.sampled(20)
+    @pytest.mark.sampled(20, "3d-plain")
     def test_geometry(self, call):
         call.check()
 
