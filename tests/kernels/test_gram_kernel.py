@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from calls import Call, Suite, absolute, each
 from cases import random
-from test_scaled import check_transformations
 
 import jaxext
 from jaxext.backends.triton.interpreter import DTYPES
@@ -136,13 +135,6 @@ def test_only_half_of_the_addend_is_read():
     operands = call.operands()
     below = {**operands, "addend": np.where(np.tri(40, dtype=bool), operands["addend"], np.float32("nan"))}
     call.judge(call.compute(below), operands, exact=True)
-
-
-@pytest.mark.slow
-@interpreted
-def test_every_transformation():
-    x = random((3, 4), np.float32, 0, integers=True)
-    check_transformations(jaxext.gram, lambda x: x @ x.swapaxes(-1, -2), (x,), (), least=21)
 
 
 @interpreted

@@ -369,24 +369,16 @@ def test_many_taps_are_a_loop(geometry, monkeypatch):
 
 
 SHORT = window((5,), (2,), padding=((1, 0),))  # two taps: quick to compile
-DTYPES = [
-    *((name,) * 3 for name in ("float64", "float32", "bfloat16", "float16", "int8", "int32", "uint8", "complex64", "bool")),
-    ("float32", "bfloat16", "bfloat16"),
-    ("bfloat16", "bfloat16", "float32"),
-    ("float8_e4m3fn", "float32", "float32"),
-    ("float8_e4m3fn", "float8_e5m2", "bfloat16"),
-    ("int8", "int8", "int32"),
-]
-# Each with one of three sizes, another one for its neighbours; with the others in the long tail.
-WITH_SIZES = [
-    pytest.param(dtypes, sizes, marks=pytest.mark.slow if (i - j) % 3 else (), id=f"{'-'.join(dtypes)}-{sizes}")
-    for i, dtypes in enumerate(DTYPES)
-    for j, sizes in enumerate(("dense", "depthwise", "batched groups"))
-]
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize(("dtypes", "sizes"), WITH_SIZES)
+@pytest.mark.parametrize(("dtypes", "sizes"), [
+    (("float64",) * 3, "dense"),
+    (("uint8",) * 3, "dense"),
+    (("float8_e4m3fn", "float8_e5m2", "bfloat16"), "dense"),
+    (("int8",) * 3, "depthwise"),
+    (("bfloat16", "bfloat16", "float32"), "depthwise"),
+    (("bool",) * 3, "batched groups"),
+], ids=str)  # fmt: skip
 def test_dtypes(dtypes, sizes):
     """Both operands and the result have them; integers wrap."""
     check(SIZES[sizes], SHORT, dtypes=dtypes)
