@@ -26,7 +26,7 @@ def verified(*arguments, **more):
 
 
 def test_a_trial_without_a_plant_fails(tmp_path):
-    done = verified("--trial", "--only", "planted_right", "--json", tmp_path / "events.jsonl")
+    done = verified("--trial", "--workers", "1", "--only", "planted_right", "--json", tmp_path / "events.jsonl")
     assert done.returncode == 1
     assert "planted_crash matmul_nn: planted, picked: reported as None, want ('died', None, True)" in done.stdout
 
