@@ -3,7 +3,6 @@ tells it."""
 
 import dataclasses
 import itertools
-import random
 from typing import Any
 
 import host_code
@@ -43,27 +42,6 @@ def problem(role: str, input: tuple[int, ...], filter: tuple[int, ...], *, C: in
     case = test_depthwise.problem(input, filter, **geometry)
     fields = dict(name=f"conv{len(input)}d_{role}", role=role, C=C, dtypes=("bf16",) * 3, precision="tf32")
     return dataclasses.replace(case, **{**fields, **changes})
-
-
-def random_problem(rng: random.Random) -> ConvProblem:
-    role, rank = rng.choice(ROLES), rng.choice((1, 2, 3))
-
-    def draw(*choices):
-        return tuple(rng.choice(choices) for _ in range(rank))
-
-    return problem(
-        role,
-        draw(1, 3, 5, 6, 9),
-        draw(1, 1, 2, 3, 4),
-        B=rng.choice((1, 1, 2)),
-        N=rng.choice((1, 2, 5)),
-        G=rng.choice((1, 1, 2)),
-        K=rng.choice((8, 16)),
-        stride=draw(1, 1, 2, 3),
-        low=draw(-2, -1, 0, 0, 1, 3),
-        high=draw(-2, -1, 0, 0, 1, 3),
-        dilation=draw(1, 1, 2, 3),
-    )
 
 
 def shape_of(problem: ConvProblem, slot: str) -> tuple[int, ...]:

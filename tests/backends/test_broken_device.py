@@ -1,4 +1,7 @@
-"""The plugin for tests on a GPU, with a device that is only said to be broken: in processes of pytest and pytest-xdist of their own."""
+"""The plugin for tests on a GPU, with a device that is only said to be broken: in processes of pytest and pytest-xdist of their own.
+
+Five processes start, so none imports jax: the plugin has no other use of it than to ask the device.
+"""
 
 import os
 import pathlib
@@ -32,9 +35,9 @@ def test_last(): pass
 
 
 def run(tmp_path, *arguments):
-    for name, text in (("conftest", CONFTEST), ("cases", CASES), ("test_all", TESTS)):
+    for name, text in (("conftest", CONFTEST), ("cases", CASES), ("test_all", TESTS), ("jax", "")):
         (tmp_path / f"{name}.py").write_text(text)
-    own = {"PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "JAX_PLATFORMS": "cpu"}
+    own = {"PYTHONPATH": f"{tmp_path}:{pathlib.Path(__file__).parents[1]}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "JAX_PLATFORMS": "cpu"}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | own
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-ra", *arguments, str(tmp_path)]
     done = subprocess.run(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""Operations beside lax's on a GPU, by each implementation, against float64: values and gradients; `xla` on CPUs too."""
+"""Operations beside lax's on a GPU, by each implementation, against float64: values and gradients; `xla` on CPUs too, a set each."""
 
 import functools
 import re
@@ -20,6 +20,12 @@ BY_EACH = pytest.mark.parametrize("implementation", NAMES.values())
 UNIT = 2.0**-9  # of bfloat16, to which factors that are scaled before the product may be rounded
 UNAVAILABLE = "compute capability|no CUDA kernels|built without|compiled for"  # reasons of a refusal for which a test is skipped
 ARCH = "8-bit floats need compute capability"
+
+
+def each_on_gpus(name, values, ids=None):
+    """Parametrize by values of which CPUs take the first alone."""
+    first, *others = values
+    return pytest.mark.parametrize(name, [first, *(pytest.param(value, marks=pytest.mark.gpu) for value in others)], ids=ids)
 
 
 def draw(*shapes, dtype: Any = jnp.bfloat16, integers=False):
@@ -67,11 +73,12 @@ def computed(function, operands, refusals=None):
 
 def check_gradients(function, true, operands, *near, given=(), refusals=None, repeated=False):
     """Compare the value and the gradients, by one check or one for each, with those of the definition in float64."""
-    got = computed(with_gradients(function), (given, *operands), refusals)
-    want = with_gradients(true)((), *map(exactly, operands))
+    program = jax.jit(with_gradients(function))
+    got = computed(program, (given, *operands), refusals)
+    want = jax.jit(with_gradients(true))((), *map(exactly, operands))
     for one, other, check in zip(got, want, near * len(got) if len(near) == 1 else near, strict=True):
         check(one, np.asarray(other))
-    for one, again in zip(got, computed(with_gradients(function), (given, *operands)) if repeated else got, strict=True):
+    for one, again in zip(got, program(given, *operands) if repeated else got, strict=True):
         np.testing.assert_array_equal(one, again)
     return got
 
@@ -100,10 +107,9 @@ def scaled_factors(blocks, dtypes, batch=(), N=N, times=1):
     return x, w, s, t, lambda s, t: (exactly(x) * spread(s, x.shape)) @ (exactly(w) * spread(t, w.shape))
 
 
-@pytest.mark.sampled(5)
 @BY_XLA_AND_TRITON
-@pytest.mark.parametrize("dtypes", PAIRS, ids=str)
-@pytest.mark.parametrize("blocks", BLOCKS)
+@each_on_gpus("dtypes", PAIRS, ids=str)
+@each_on_gpus("blocks", BLOCKS)
 def test_scaled_dot(implementation, dtypes, blocks):
     """Values and the gradients of the scales."""
     x, w, s, t, true = scaled_factors(blocks, dtypes, times=8)
@@ -159,16 +165,15 @@ def test_weight_only(bits, group, rows, dtype):
     within(0.01 * UNIT)(computed(functools.partial(cuda, preferred_element_type=jnp.float32), first), want[0])
 
 
-@pytest.mark.sampled(6)
 @BY_XLA_AND_TRITON
-@pytest.mark.parametrize("rows", [1, 16, 150])
-@pytest.mark.parametrize("group", [None, 128])
-@pytest.mark.parametrize("bits", [4, 8])
+@each_on_gpus("rows", [1, 16, 150])
+@each_on_gpus("group", [None, 128])
+@each_on_gpus("bits", [4, 8])
 def test_quantized_matmul(implementation, bits, group, rows):
     """Values, and the gradient in x."""
     q = jaxext.quantization.quantize(random((K, N), np.float32, 5), bits=bits, group=group)
-    product = lambda q, x: jaxext.quantized_matmul(x, q, implementation=implementation)
-    check_gradients(product, lambda x: x @ values_of(q, (K, N)), draw((rows, K), (rows, N)), within(2 * UNIT), given=(q,))
+    product, values = lambda q, x: jaxext.quantized_matmul(x, q, implementation=implementation), values_of(q, (K, N))
+    check_gradients(product, lambda x: x @ values, draw((rows, K), (rows, N)), within(2 * UNIT), given=(q,))
 
 
 @BY_XLA_AND_TRITON
@@ -190,10 +195,9 @@ def test_fp8_matmul(implementation):
 # Products with own transposes
 
 
-@pytest.mark.sampled(4)
 @BY_XLA_AND_TRITON
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(17, 40), (300, 264), (3, 128, 513), (1500, 2048)], ids=str)
+@each_on_gpus("dtype", ["float32", "bfloat16"])
+@each_on_gpus("shape", [(17, 40), (300, 264), (3, 128, 513), (1500, 2048)], ids=str)
 def test_gram(implementation, dtype, shape):
     """Values, bits, and the gradient: within roundings to bfloat16, or TF32 and their sums."""
     operands = draw(shape, (*shape[:-1], shape[-2]), dtype=dtype)
@@ -215,7 +219,7 @@ def test_gram_by_cuda(shape, dtype, result):
 
 
 @BY_EACH
-@pytest.mark.parametrize("turned", [False, True])
+@each_on_gpus("turned", [False, True])
 def test_newton_schulz(implementation, turned):
     cuda = implementation == "cuda"
     sizes, dtype, precision = ((256, 336), "bfloat16", None) if cuda else ((200, 333), "float32", "highest")
@@ -229,11 +233,10 @@ def test_newton_schulz(implementation, turned):
 BATCH, STEPS, CHANNELS = 2, 300, 136
 
 
-@pytest.mark.sampled(12)
 @BY_EACH
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
-@pytest.mark.parametrize("kind", ["state", "packed"])
-@pytest.mark.parametrize("taps", [2, 4, 8])
+@each_on_gpus("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
+@each_on_gpus("kind", ["state", "packed"])
+@each_on_gpus("taps", [2, 4, 8])
 def test_causal_conv1d(implementation, dtype, kind, taps):
     x = BATCH, STEPS, CHANNELS
     *operands, state, ct = draw(x, (taps, CHANNELS), (CHANNELS,), (BATCH, taps - 1, CHANNELS), x, dtype=dtype)
@@ -297,10 +300,9 @@ def ragged_dot(implementation):
     return lambda sizes, x, w: jaxext.ragged_dot(x, w, sizes, implementation=implementation)
 
 
-@pytest.mark.sampled(8)
 @BY_EACH
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@each_on_gpus("dtype", [jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
+@each_on_gpus("sizes", SIZES.values(), ids=SIZES)
 def test_ragged_dot(implementation, dtype, sizes):
     operands, true, near = ragged_operands(sizes, dtype), functools.partial(true_ragged, sizes), functools.partial(exact, dtype=dtype)
     given = (np.array(sizes, np.int32),)
@@ -308,7 +310,7 @@ def test_ragged_dot(implementation, dtype, sizes):
 
 
 @BY_XLA_AND_TRITON
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@each_on_gpus("sizes", SIZES.values(), ids=SIZES)
 def test_ragged_linear(implementation, sizes):
     """A rectifier, a bias for each group and a scale for each row keep small integers exact; "nobody's" bias and scale are not read."""
     x, w, _ = ragged_operands(sizes)
@@ -329,10 +331,11 @@ def test_ragged_linear(implementation, sizes):
 def test_ragged_sizes_that_change(implementation):
     """One program for all sizes, also as a step of a scan."""
     operands = [jnp.nan_to_num(of) for of in ragged_operands(SIZES["none"])]
-    program, sizes = with_gradients(ragged_dot(implementation)), np.array([*SIZES.values()], np.int32)
+    program, reference = with_gradients(ragged_dot(implementation)), jax.jit(with_gradients(ragged_dot("xla")))
+    sizes = np.array([*SIZES.values()], np.int32)
     got = computed(lambda *operands: jax.lax.map(lambda each: program((each,), *operands), sizes), operands, UNAVAILABLE)
     for i, each in enumerate(sizes):
-        for one, want in zip(got, computed(with_gradients(ragged_dot("xla")), ((each,), *operands)), strict=True):
+        for one, want in zip(got, reference((each,), *operands), strict=True):
             exact(one[i], exactly(want))
 
 
@@ -346,7 +349,8 @@ def test_moe(implementation):
         return jaxext.moe(x, indices, weights, gate, up, down, implementation=implementation)
 
     def true(x, gate, up, down, weights):
-        of_each = jnp.stack([(jax.nn.silu(x @ g) * (x @ u)) @ d for g, u, d in zip(gate, up, down, strict=True)], 1)
+        gated, wide = (jnp.einsum("rk,ekn->ren", x, matrices) for matrices in (gate, up))
+        of_each = jnp.einsum("ren,end->red", jax.nn.silu(gated) * wide, down)
         chosen = jnp.where(indices >= 0, weights, 0)
         return jnp.einsum("rkd,rk->rd", jnp.take_along_axis(of_each, np.maximum(indices, 0)[..., None], 1), chosen)
 
@@ -363,7 +367,7 @@ EXPERTS = {
 
 
 @BY_EACH
-@pytest.mark.parametrize("kind", EXPERTS)
+@each_on_gpus("kind", EXPERTS)
 def test_ragged_scaled_dot(implementation, kind):
     """Groups of which some are empty, and rows of nobody, which are NaN with their scales; the gradients of the scales."""
     dtypes, of_rows, of_matrices, turned = EXPERTS[kind]
@@ -371,7 +375,7 @@ def test_ragged_scaled_dot(implementation, kind):
     x, w = (jnp.asarray(random(of, np.float32, n) * 4).astype(dtypes[n]) for n, of in enumerate([(M, K), (4, K, columns)]))
     rng, nobody = np.random.default_rng(2), np.arange(M) >= sizes.sum()
     scales = [jnp.asarray(rng.uniform(0.5, 2, of), jnp.float32) for of in (of_rows, (4, *of_matrices)) if of is not None]
-    ct, numbers = jnp.asarray(random((M, columns), np.float32, 3)), exactly(x)
+    ct, numbers, matrix = jnp.asarray(random((M, columns), np.float32, 3)), exactly(x), exactly(w.astype(jnp.float32))
     x = x.at[np.flatnonzero(nobody)].set(jnp.nan)
 
     def product(x, w, *scales):
@@ -385,15 +389,16 @@ def test_ragged_scaled_dot(implementation, kind):
 
     def true(*scales):
         *rows, matrices = scales
-        wide = exactly(w.astype(jnp.float32)) * spread(matrices, w.shape)
+        wide = matrix * spread(matrices, w.shape)
         left = numbers * (spread(rows[0], x.shape) if rows else 1)
         return jnp.where(nobody[:, None], 0, jnp.concatenate([left[:70] @ wide[0], left[70:73] @ wide[2], left[73:] @ wide[3]]))
 
     others = f"{UNAVAILABLE}|{ARCH}|want nt|want fp8e4nv or fp8e5|want one dtype"
-    got = computed(product, (x, w, *scales), others)
-    within(2 * UNIT)(got, np.asarray(true(*map(exactly, scales))))
-    if implementation != "cuda":  # whose kernels are of one role
-        check_gradients(product, true, (*scales, ct), within(4 * UNIT), given=(x, w), refusals=others)
+    if implementation == "cuda":  # whose kernels are of one role
+        within(2 * UNIT)(computed(product, (x, w, *scales), others), np.asarray(true(*map(exactly, scales))))
+    else:
+        near = within(2 * UNIT), *(within(4 * UNIT) for _ in scales)
+        check_gradients(product, true, (*scales, ct), *near, given=(x, w), refusals=others)
 
 
 @BY_EACH
@@ -417,7 +422,7 @@ def test_ragged_dot_mapped_over_everything(implementation):
     operands = [jnp.stack(each) for each in zip(*map(ragged_operands, sizes), strict=True)]
     got = computed(jax.vmap(with_gradients(ragged_dot(implementation))), ((np.array(sizes, np.int32),), *operands), UNAVAILABLE)
     for i, each in enumerate(sizes):
-        want = with_gradients(functools.partial(true_ragged, each))((), *(exactly(of[i]) for of in operands))
+        want = jax.jit(with_gradients(functools.partial(true_ragged, each)))((), *(exactly(of[i]) for of in operands))
         for one, other in zip(got, want, strict=True):
             exact(one[i], np.asarray(other))
 

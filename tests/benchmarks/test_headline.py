@@ -2,7 +2,7 @@
 
 import functools
 import math
-import os
+import pickle
 import re
 import signal
 import time
@@ -10,6 +10,7 @@ from unittest import mock
 
 import jax
 import pytest
+from gpu_machine import serve
 from msgspec import structs
 
 from benchmarks import headline, headline_worker
@@ -34,22 +35,8 @@ def row(at, library, result=None, chosen=CHOSEN):
 
 
 def answered(kind, at=0, library="", *_, planted, chosen=CHOSEN):
-    """The answer to a request; `planted`: (place of the row, library) -> a failure, a refusal, a signal or seconds to sleep."""
-    fault = planted.get((at, library))
-    if isinstance(fault, signal.Signals):
-        os.kill(os.getpid(), fault)
-    elif isinstance(fault, int):
-        time.sleep(fault)
-    elif isinstance(fault, Failure):
-        return fault
-    return 1e12 if kind == "ceiling" else row(at, library, fault if isinstance(fault, Refusal) else None, chosen)
-
-
-def serve(pipe, planted):
-    """Answer requests in place of the process that measures."""
-    pipe.send((HELLO, False))
-    while True:
-        pipe.send((answered(*pipe.recv(), planted=planted), False))
+    """The answer to a request; `planted`: (place of the row, library) -> a failure."""
+    return planted.get((at, library)) or (1e12 if kind == "ceiling" else row(at, library, None, chosen))
 
 
 def in_process(planted=(), chosen=CHOSEN):
@@ -108,7 +95,10 @@ def test_a_library_that_hangs_dies_or_fails_leaves_the_row_what_it_has(monkeypat
     """A process in which a library hangs or dies is replaced; one in which a library fails is not."""
     monkeypatch.setattr(headline, "LIMIT_S", 1)
     failure, refusal = Failure("ValueError: planted"), Refusal("not this one")
-    worker = Worker(serve, {(0, "cuda"): signal.SIGSEGV, (1, "triton"): failure, (1, "cuda"): refusal, (0, "lax"): 60})
+    pickled = lambda answer: pickle.dumps((answer, False))
+    answers = {(at, library): pickled(row(at, library)) for at in (0, 1) for library in ("triton", "lax")} | {(): pickled(1e12)}
+    answers |= {(0, "cuda"): signal.SIGSEGV, (1, "triton"): pickled(failure), (1, "cuda"): pickled(row(1, "cuda", refusal)), (0, "lax"): 60}
+    worker = Worker(serve, pickled(HELLO), answers)
     with mock.patch.object(worker, "start", side_effect=worker.start) as start:
         complete = headline.run(CHOSEN[:2], worker, begin, functools.partial(report.write, tmp_path / "gpu.json"), math.inf, print)
     first, second = (of.results for of in complete.rows)
@@ -119,7 +109,7 @@ def test_a_library_that_hangs_dies_or_fails_leaves_the_row_what_it_has(monkeypat
 
 
 def test_a_process_is_waited_for_no_longer_than_the_run_may_take():
-    worker = Worker(serve, {})
+    worker = Worker(serve, b"", {})
     assert worker.start(time.monotonic() - 1) == Failure("no time in 0 s")
     assert worker.ask(("row", 0, "triton"), 1) == Failure("no time in 0 s")
 
@@ -160,8 +150,9 @@ def test_the_command_leaves_the_device_to_the_process_that_measures(monkeypatch,
     """`--resume` goes on with a report of the same device alone."""
     monkeypatch.setattr(jax, "devices", lambda *_: pytest.fail("it asks for the device"))
     monkeypatch.setattr(headline, "Worker", lambda serve, is_trial: in_process())
+    monkeypatch.setattr(headline, "cases", lambda quick: CHOSEN[:2])
     path = tmp_path / "gpu.json"
-    assert headline.main(["--quick", "--json", str(path)]) == 0 and count(report.read(path)) == 3 * ROWS
+    assert headline.main(["--quick", "--json", str(path)]) == 0 and count(report.read(path)) == 6
     assert headline.main(["--quick", "--json", str(path), "--resume"]) == 0
     monkeypatch.setitem(HELLO.environment, "device", "another")
     with pytest.raises(SystemExit):

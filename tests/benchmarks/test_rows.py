@@ -11,13 +11,19 @@ from benchmarks import causal, causal_conv, long_conv, private_training, quantiz
 
 NETWORK, MAKE, _ = private_training.NETWORKS["MLP 784-512-512-10, 128 examples"]
 FORMATS = {name: quantized.FORMATS[name] for name in ("int8", "fp8, blocks and squares of 128")}
+EXPERTS = {"EXPERTS": (4, 256, 8), "ROWS": (1,), "FORMATS": FORMATS}
 # A benchmark, what is small in it, how many rows it has then, and their columns.
 SMALL = {
     "causal_conv": (causal_conv, {"PROBLEMS": {"a": ((1, 6, 5, 2), (3, 3, 2, 4), 2)}}, 1, {"jaxext", "stream", "lax"}),
     "long_conv": (long_conv, {"SHAPES": ((8, 4, 3),)}, 3, {"jaxext"}),
     "causal": (causal, {"SHAPES": ((1, 8, 4, 2),), "STEP": (2, 4, 2)}, 3, {"jaxext"}),
     "private": (private_training, {"NETWORKS": {"a": (NETWORK, MAKE, (4, 16))}}, 1, {"jaxext", "vmap, lax", "vmap, jaxext"}),
-    "quantized experts": (quantized_experts, {"EXPERTS": (4, 256, 8)}, 9, {"jaxext", "dequantized", "wide"}),
+    "quantized experts": (
+        quantized_experts,
+        {"EXPERTS": (4, 256, 8), "ROWS": (1,), "FORMATS": FORMATS},
+        1,
+        {"jaxext", "dequantized", "wide"},
+    ),
     "quantized": (quantized, {"FORMATS": FORMATS, "K": 256, "N": 8, "ROWS": (16,)}, 3, {"jaxext", "dequantized", "wide"}),
 }
 

@@ -142,11 +142,11 @@ class Suite:
         if (rows := getattr(self, metafunc.function.__name__.removeprefix("test_"), None)) is not None:
             metafunc.parametrize([*inspect.signature(metafunc.function).parameters][1:], rows)
 
-    @pytest.mark.sampled(32)
+    @pytest.mark.sampled(20, "3d-plain")
     def test_geometry(self, call):
         call.check()
 
-    @pytest.mark.sampled(32)
+    @pytest.mark.sampled(16)
     def test_dtypes(self, call):
         call.check()
 
@@ -155,7 +155,7 @@ class Suite:
         """Splits of the sum, groups in a tile, and the configuration that is picked."""
         call.check()
 
-    @pytest.mark.sampled(12)
+    @pytest.mark.sampled(8)
     def test_rounding(self, call):
         call.check(exact=False)
 
@@ -199,7 +199,7 @@ class Suite:
             launch: Any = change(call.launch) if callable(change) else call.with_problem(**change).launch
             call.judge(harness.run(launch, operands, call.shapes, call.problem.dtypes[2]), operands, exact=True)
 
-    @pytest.mark.sampled(40)
+    @pytest.mark.sampled(12)
     def test_candidates(self, problems):
         """All are different, the same every time, and can be launched."""
         for problem in problems:

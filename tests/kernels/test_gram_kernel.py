@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from calls import Call, Suite, absolute, each
 from cases import random
-from test_scaled import check_transformations
 
 import jaxext
 from jaxext.backends.triton.interpreter import DTYPES
@@ -63,12 +62,8 @@ _ADDED: dict[str, Any] = dict(addend="bf16", scale=2.0, of_addend=-4.5)
 IN_PTX = {  # for tests/ptx: a problem, and the configuration if it is not the one picked
     "16 bits": (a_problem(300, 72, ("bf16", "bf16")), {}),
     "tall tiles": (a_problem(300, 72, ("fp16", "fp16")), dict(tile_m=128, tile_n=64)),
-    "splits": (a_problem(40, 600, ("bf16", "fp32")), dict(tile_m=32, tile_n=32, num_warps=2, splits=2)),
-    "TF32": (a_problem(136, 40, ("fp32", "fp32")), {}),
-    "something added": (a_problem(150, 150, ("bf16", "bf16"), **_ADDED), {}),
     "wide stores": (a_problem(136, 40, ("bf16", "bf16"), **_ADDED), dict(tile_m=64, tile_n=64, num_warps=4)),
 }
-QUICK_IN_PTX = {("16 bits", 90), ("tall tiles", 80), ("something added", 90), ("wide stores", 80)}
 TILES = {"square tiles": {}, "tall tiles": dict(tile_m=32), "splits": dict(splits=3)}
 DTYPES_OF_A_CALL = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp8e4nv", "bf16")]
 BY_DTYPES = each(lambda dtypes, tiles: GramCall.smallest(a_problem(40, 72, dtypes, B=2), **TILES[tiles]), DTYPES_OF_A_CALL, TILES)
@@ -140,13 +135,6 @@ def test_only_half_of_the_addend_is_read():
     operands = call.operands()
     below = {**operands, "addend": np.where(np.tri(40, dtype=bool), operands["addend"], np.float32("nan"))}
     call.judge(call.compute(below), operands, exact=True)
-
-
-@pytest.mark.slow
-@interpreted
-def test_every_transformation():
-    x = random((3, 4), np.float32, 0, integers=True)
-    check_transformations(jaxext.gram, lambda x: x @ x.swapaxes(-1, -2), (x,), (), least=21)
 
 
 @interpreted

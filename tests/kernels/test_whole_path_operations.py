@@ -6,7 +6,6 @@ are bit for bit.
 
 import dataclasses
 import functools
-import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -247,11 +246,11 @@ def test_a_derivative_of_a_derivative(name):
 
 
 MAPPED = [
-    *(("ragged_dot", axes) for axes in itertools.product((0, None), repeat=3) if any(axis == 0 for axis in axes)),
-    *(("gathered rows", axes) for axes in [(0, None, None), (0, 0, 1)]),
-    *(("causal, bias", axes) for axes in [(0, None, None), (0, 0, 0), (None, 0, None)]),
-    *(("linear", axes) for axes in [(0, None, None, 0), (None, 1, 0, None), (1, 0, 0, 2)]),
-    *(("scaled_dot", axes) for axes in itertools.product((0, None), repeat=4) if sum(axis == 0 for axis in axes) in (1, 4)),
+    *(("ragged_dot", axes) for axes in [(0, 0, 0), (0, None, None), (None, 0, 0)]),
+    ("gathered rows", (0, 0, 1)),
+    *(("causal, bias", axes) for axes in [(0, 0, 0), (None, 0, None)]),
+    *(("linear", axes) for axes in [(None, 1, 0, None), (1, 0, 0, 2)]),
+    *(("scaled_dot", axes) for axes in [(0, 0, 0, 0), (None, None, 0, None)]),
 ]
 
 

@@ -20,14 +20,7 @@ from jaxext.kernels.launch import PRODUCTS_OF_PARTS
 skip_without_compiler()
 
 SIZES = (1, 64, 64, 96)  # B, M, N, K
-# The largest error of the ordinary operands in units of float32's rounding, for the others.
-MOST = {"tf32": 2**15, "bf16x3": 2**9}
-QUICK = {(80, "tf32x3"), (90, "bf16x6"), (90, "ieee")}
-EACH = [
-    pytest.param(arch, precision, marks=() if (arch, precision) in QUICK else pytest.mark.slow)
-    for arch in (80, 90)
-    for precision in (*accuracy.EXACT, *MOST)
-]
+EACH = [(80, "tf32x3"), (90, "bf16x6"), (90, "ieee")]
 
 
 @functools.cache
@@ -49,7 +42,6 @@ def test_finite_operands(arch, precision):
         a, b, got = product(arch, precision, pair)
         error, own = accuracy.error(got, a, b), accuracy.error(accuracy.fma(a, b), a, b)
         assert (error <= 2 * own) == (name in accuracy.EXACT.get(precision, ())), (name, error, own)
-        assert error <= MOST.get(precision, np.inf) or name not in accuracy.ORDINARY, (name, error)
 
 
 @pytest.mark.parametrize(("arch", "precision"), EACH)
@@ -61,15 +53,14 @@ def test_special_operands(arch, precision):
         assert accuracy.same_special(got, accuracy.fma(a, b)) == alike, name
 
 
-@pytest.mark.parametrize("precision", ["ieee", pytest.param("bf16x6", marks=pytest.mark.slow)])
-def test_convolutions_are_as_exact_as_products(precision):
+def test_convolutions_are_as_exact_as_products():
     """Convolutions of images of one pixel are products."""
     _, rows, columns, depth = SIZES
     pixels = dict(N=rows, C=depth, K=columns, input=(1,), filter=(1,), padding=((0, 0),))
-    problem = test_conv.a_problem("fprop", **pixels, dtypes=("fp32",) * 3, precision=precision, arch=80)
+    problem = test_conv.a_problem("fprop", **pixels, dtypes=("fp32",) * 3, precision="ieee", arch=80)
     of_conv = Call("conv", problem, conv.Config(tile_m=64, tile_n=64, tile_k=32, num_warps=4))
     for name, pair in accuracy.FINITE.items():
-        a, b, of_product = product(80, precision, pair)
+        a, b, of_product = product(80, "ieee", pair)
         operands = {"x": a.reshape(test_conv.shape(problem, "x")), "w": np.ascontiguousarray(b.T).reshape(test_conv.shape(problem, "w"))}
         np.testing.assert_array_equal(of_conv.execute(operands, LATE)[0].reshape(rows, columns), of_product, name)
 

@@ -25,23 +25,8 @@ def verified(*arguments, **more):
     return subprocess.run([*COMMAND, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=PATIENCE_S, **more)
 
 
-@pytest.mark.slow
-def test_the_trial_reports_every_plant_as_what_it_is(tmp_path):
-    done = verified("--trial", "--json", tmp_path / "events.jsonl")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("Everything was reported as what it is.\n") and len(done.stdout) < 11_000
-    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert lines[0]["event"] == "environment" and lines[0]["versions"]["jax"] == jax.__version__
-    found = read(tmp_path / "events.jsonl").verdicts
-    assert {name.partition(" ")[0]: verdict.outcome for name, verdict in found.items()} == {
-        "triton": "right",
-        **{name: outcome for name, (_, outcome, _) in stand_ins.PLANTS.items()},
-    }
-    assert not [path for path in pathlib.Path(os.environ["XDG_CACHE_HOME"]).rglob("verified.json")]
-
-
 def test_a_trial_without_a_plant_fails(tmp_path):
-    done = verified("--trial", "--only", "planted_right", "--json", tmp_path / "events.jsonl")
+    done = verified("--trial", "--workers", "1", "--only", "planted_right", "--json", tmp_path / "events.jsonl")
     assert done.returncode == 1
     assert "planted_crash matmul_nn: planted, picked: reported as None, want ('died', None, True)" in done.stdout
 

@@ -6,14 +6,12 @@ what is not refused has parts in every candidate.  Needs g++; no GPU and no CUDA
 """
 
 import dataclasses
-import math
 import random
 
 import cuda_convs
-import host_code
 import numpy as np
 import pytest
-from cuda_convs import CASES, OPEN, ROLES, SLOTS, candidates, problem, random_problem, refuses, shape_of, truth
+from cuda_convs import CASES, OPEN, ROLES, SLOTS, candidates, problem, refuses, shape_of, truth
 from host_code import Part, plan
 
 from jaxext.kernels.geometry import ConvProblem
@@ -261,35 +259,6 @@ def test_boxes_gather_what_the_definition_asks_for(name):
     assert refuses(case) is None
     for splits in sorted({config.splits for config in candidates(case)}):
         exact(case, split(splits))
-
-
-@pytest.mark.slow
-def test_random_problems():
-    """A refused problem has no parts.  The phases of dgrad, with groups and the batch label, make as many parts as in the sources; sums are
-    split wherever the sources split them."""
-    rng = random.Random(0)
-    taken, phases, parts_of_sums = 0, set(), set()
-    for _ in range(800):
-        case = random_problem(rng)
-        if 0 in case.output:
-            continue
-        configs = candidates(case)
-        if reason := refuses(case):
-            assert plan(case, configs[0]) == f"conv: {reason}"
-            continue
-        taken += 1
-        exact(case, rng.choice(configs))
-        for config in configs:
-            assert not isinstance(plan(case, config), str), (case, config)
-        assert case.role == "wgrad" or {config.splits for config in configs} == {1}
-        if case.role == "dgrad":
-            assert len(plan(case, split())) == case.B * case.G * math.prod(cuda_conv.phases_of(case)), case
-            phases.add(cuda_conv.phases_of(case))
-        if case.role == "wgrad":
-            splits = [splits for splits in range(1, host_code.most_parts() + 2) if isinstance(plan(case, split(splits)), list)]
-            assert sorted({config.splits for config in configs}) == splits, case
-            parts_of_sums.add(len(splits))
-    assert taken > 400 and len(phases) > 10 and len(parts_of_sums) > 5
 
 
 # The model.

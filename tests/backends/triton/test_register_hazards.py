@@ -14,9 +14,8 @@ import test_matmul
 import test_scaled_dot
 
 import jaxext
-from benchmarks import compiled_cuda, register_hazards
-from benchmarks.kernel_problems import COMPILED, KERNELS
-from jaxext.bench import triton_ptx
+from benchmarks import register_hazards
+from benchmarks.kernel_problems import COMPILED
 from jaxext.kernels import checks, conv, matmul, scaled
 
 BF16, FP32 = ("bf16",) * 3, ("fp32",) * 3
@@ -169,19 +168,3 @@ def test_a_refused_pair_is_told(monkeypatch):
     with jaxext.use_target("sm_90a"):
         (row,) = jaxext.explain(matmul_of_two, platform="cuda")(x, w).rows
     assert row.chosen is None and "overwrites factors that are being read: want 3.8 or newer" in row.refused["triton"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_no_kernel_of_triton_has_a_hazard(kernel, capsys):
-    if reason := triton_ptx.missing():
-        pytest.skip(reason)
-    assert register_hazards.main(["--kernel", kernel]) == 0, capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_no_compiled_cuda_kernel_has_a_hazard(capsys):
-    if reason := compiled_cuda.missing():
-        pytest.skip(reason)
-    assert register_hazards.main(["--module", str(compiled_cuda.own())]) == 0, capsys.readouterr().out
-    assert " 0 with left factors" not in capsys.readouterr().out

@@ -358,13 +358,19 @@ def test_devices_that_share_a_product_do_without_such_a_kernel_too(monkeypatch):
 def test_importing_jax_triton_leaves_the_environment(tmp_path):
     """It sets, or deletes, TRITON_CACHE_DIR, after which Triton could not find its cache."""
     script = """if True:
-        import os, jax, jaxext, jax.numpy as jnp
+        import os, sys, jax, jaxext, jax.numpy as jnp
+        from jaxext.backends.triton import triton_binding
         x = jax.ShapeDtypeStruct((16, 16), jnp.float16)
-        before = dict(os.environ)
-        jaxext.export.lower_for(lambda a: jaxext.matmul(a, a, implementation="triton"), arch="sm_80")(x)
-        assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())"""
-    for environment in ({}, {"TRITON_CACHE_DIR": str(tmp_path)}):
-        subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **environment})
+        for cache in ({}, {"TRITON_CACHE_DIR": sys.argv[1]}):
+            os.environ.update(cache)
+            for name in [name for name in sys.modules if name.startswith("jax_triton")]:
+                del sys.modules[name]
+            triton_binding._jax_triton.cache_clear()
+            before = dict(os.environ)
+            jaxext.export.lower_for(lambda a: jaxext.matmul(a, a, implementation="triton"), arch="sm_80")(x)
+            assert dict(os.environ) == before and "jax_triton" in sys.modules, set(os.environ.items()) ^ set(before.items())"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_CACHE_DIR"}
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True, env=environment)
 
 
 def chosen(fun, *args):
