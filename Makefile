@@ -35,7 +35,7 @@ test-all: test
 ptxsim: $(ready)
 	$(python) -m pytest -n 2 --durations=20 ptxsim/tests
 	$(python) .ci/passed.py ptxsim --write
-cuda_tests := $(wildcard tests/backends/cuda tests/ptx tests/backends/test_gpu_preference.py tests/backends/triton/test_register_hazards.py \
+cuda_tests := $(wildcard tests/backends/cuda tests/ptx tests/backends/test_gpu_preference.py \
   tests/benchmarks/test_digests.py tests/benchmarks/test_problems.py tests/project/test_docs_pages.py tests/tables/test_active.py tests/verify/test_cases.py)
 cuda: build
 	$(python) -m pytest -n 2 --durations=20 -m "not slow" $(cuda_tests)
@@ -68,6 +68,7 @@ fit-cpu: $(ready)
 # what the compilers make of every kernel, for GPUs that need not be there
 kernels: $(ready)
 	$(python) -m benchmarks.kernel_table --check
+	$(python) -m benchmarks.register_hazards
 
 # what XLA's GPU compiler makes of our programs, for a GPU that need not be there; with a CUDA toolkit.  The compiler lies in a folder of its
 # own: in the environment, jax would look for a GPU in every program

@@ -1,6 +1,6 @@
 """The plugin for tests on a GPU, with a device that is only said to be broken: in processes of pytest and pytest-xdist of their own.
 
-Five processes start, so none imports jax: the plugin has no other use of it than to ask the device.
+The plugin imports jax only to query the device, so these five processes have a stand-in for it.
 """
 
 import os

@@ -60,8 +60,10 @@ class Machine:
 
 
 def serve(pipe, hello, answers):
-    """Answer requests in place of the process that measures, without importing jax: `answers` are pickled, signals that end the process, or
-    seconds to sleep, of a place and library, and () of all else."""
+    """Answer requests in place of the process that measures, without importing jax.
+
+    `answers` maps a place and a library, or () for all others, to a pickled answer, a signal that ends the process, or seconds to sleep.
+    """
     pipe.send_bytes(hello)
     while True:
         answer = answers.get(tuple(pipe.recv()[1:3]), answers[()])

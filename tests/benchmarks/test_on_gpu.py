@@ -1,7 +1,10 @@
 """The script for a machine with a GPU and no limit of time, with stand-ins for what runs there: what it prints and how it ends."""
 
 import re
+import subprocess
+import sys
 
+import pytest
 from gpu_machine import SCRIPTS, Machine
 
 COMMANDS = """
@@ -47,3 +50,12 @@ def test_every_file_of_gpu_tests_is_run():
     assert {path.stem for path in OF_GPUS} == named and all(
         f"tests/backends/{name}.py" in script for name in ("test_gpu", "test_gpu_suite")
     )
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("path", OF_GPUS, ids=lambda path: path.stem)
+def test_a_file_of_gpu_tests_is_collected_by_itself(path):
+    """A GPU runs it in a process of its own, and another file, collected before, may have given it what it imports."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu", path]
+    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]

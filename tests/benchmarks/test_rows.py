@@ -11,7 +11,6 @@ from benchmarks import causal, causal_conv, long_conv, private_training, quantiz
 
 NETWORK, MAKE, _ = private_training.NETWORKS["MLP 784-512-512-10, 128 examples"]
 FORMATS = {name: quantized.FORMATS[name] for name in ("int8", "fp8, blocks and squares of 128")}
-EXPERTS = {"EXPERTS": (4, 256, 8), "ROWS": (1,), "FORMATS": FORMATS}
 # A benchmark, what is small in it, how many rows it has then, and their columns.
 SMALL = {
     "causal_conv": (causal_conv, {"PROBLEMS": {"a": ((1, 6, 5, 2), (3, 3, 2, 4), 2)}}, 1, {"jaxext", "stream", "lax"}),

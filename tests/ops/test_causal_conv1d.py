@@ -167,7 +167,7 @@ def test_only_operands_are_kept_for_the_derivative():
     assert sorted(of.shape for of in jax.tree.leaves(pullback)) == sorted(of.shape for of in (x, w, bias))
 
 
-def test_derivatives_of_any_order():
+def test_second_derivatives():
     check_second_derivatives(ours, plain, *some(jnp.float64, 3, 4, 2, ()))
 
 

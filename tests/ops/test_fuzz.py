@@ -85,20 +85,20 @@ def call_like(op) -> int:
     raise AssertionError
 
 
-def without_gradient(name):
+def stop_gradient_of_w(name):
     return lambda x, w, *args, **kwargs: getattr(jaxext, name)(x, lax.stop_gradient(w), *args, **kwargs)
 
 
-def refusing(*args, **kwargs):
+def raise_key_error(*args, **kwargs):
     raise KeyError("planted")
 
 
 @pytest.mark.parametrize(
     ("op", "planted", "wrong"),
     [
-        ("dot_general", without_gradient("dot_general"), r"gradient of w\[.*\] is 0(.0|j), want "),
-        ("linear", without_gradient("linear"), r"gradient of w\[.*\] is 0(.0|j), want "),
-        ("conv_transpose", refusing, "lax: works; here: KeyError: 'planted'"),
+        ("dot_general", stop_gradient_of_w("dot_general"), r"gradient of w\[.*\] is 0(.0|j), want "),
+        ("linear", stop_gradient_of_w("linear"), r"gradient of w\[.*\] is 0(.0|j), want "),
+        ("conv_transpose", raise_key_error, "lax: works; here: KeyError: 'planted'"),
     ],
 )
 def test_a_planted_defect_is_found(op, planted, wrong):

@@ -51,7 +51,7 @@ jax.devices()
 
 
 def test_public_names():
-    """Nothing else is promised, and results are of their modules."""
+    """The package exports few names, and none is the class of a result."""
     assert sorted(jaxext.__all__) == list(jaxext.__all__) and len(jaxext.__all__) <= 40
     assert [name for name in jaxext.__all__ if inspect.isclass(getattr(jaxext, name))] == []
 

@@ -133,12 +133,16 @@ def test_indices_of_any_integers(dtype):
 
 @pytest.mark.parametrize(("lead", "k", "experts"), [((), 2, 4), ((5,), 0, 4), ((0,), 2, 4), ((5,), 1, 0)], ids=str)
 def test_shapes(lead, k, experts):
-    """One row, no choices, no rows, and no experts."""
+    """One row, no choices, no rows, and no experts, with gradients of their shapes."""
     x, weights = random((*lead, D), np.float32, 1), random((*lead, k), np.float32, 2)
     indices, matrices = random((*lead, k), np.int32, 3), [w[:experts] for w in (GATE, UP, DOWN)]
     rows = math.prod(lead)
     y, _ = loop(x.reshape(rows, D), indices.reshape(rows, k), weights.reshape(rows, k), *matrices)
     close(jaxext.moe(x, indices, weights, *matrices), y.reshape(x.shape))
+    dots = gradients(jaxext.moe)(x, indices, weights, *matrices)
+    assert [dot.shape for dot in dots] == [of.shape for of in (x, weights, *matrices)] and all(np.isfinite(dot).all() for dot in dots)
+    if not (k and rows and experts):
+        assert not any(dot.any() for dot in dots)
 
 
 def test_gradients_of_rows_of_several_axes():

@@ -3,6 +3,7 @@
 Truth is the stock layer on lax.  The results may differ by rounding only, and the jaxpr says who computed them.
 """
 
+import functools
 import threading
 from typing import Any
 
@@ -58,10 +59,17 @@ def test_linen():
     assert not found & STOCK
 
 
-def test_nnx():
+@pytest.mark.parametrize("name", ["conv", "linear"])
+def test_nnx(name):
     """nnx passes `out_sharding` to whatever it is given, always."""
-    ours, stock = (nnx.Linear(4, 5, rngs=nnx.Rngs(1), **how) for how in (dict(dot_general=jaxext.dot_general), {}))
-    x = random(VECTORS, np.float32)
+    conv = functools.partial(nnx.Conv, 4, 6, (3, 3), strides=(2, 1), feature_group_count=2)
+    linear = functools.partial(nnx.Linear, 4, 5)
+    make, ops, shape = {
+        "conv": (conv, dict(conv_general_dilated=jaxext.conv_general_dilated), IMAGES),
+        "linear": (linear, dict(dot_general=jaxext.dot_general), VECTORS),
+    }[name]
+    ours, stock = (make(rngs=nnx.Rngs(1), **how) for how in (ops, {}))
+    x = random(shape, np.float32)
 
     def pure(layer):
         definition, params = nnx.split(layer)

@@ -181,7 +181,7 @@ def plain(x, w, s, t):
     return jnp.matmul(scaled(x, s), scaled(w, t), precision="highest")
 
 
-def test_derivatives_of_any_order():
+def test_second_derivatives():
     args = [jnp.asarray(random(shape, np.float64, seed)) for seed, shape in enumerate([(2, 4), (4, 2), (2, 2), (1, 2)])]
     double = functools.partial(jaxext.scaled_dot, preferred_element_type=jnp.float64)
     check_second_derivatives(lambda x, w, s, t: double(x, w, lhs_scale=s, rhs_scale=t), plain, *args)
@@ -351,6 +351,19 @@ def test_zero_points_on_an_explicit_mesh(given):
     with jax.set_mesh(mesh):
         y = jaxext.quantized_matmul(put(x), jax.tree.map(put, q), out_sharding=P("a", "b"))
     np.testing.assert_allclose(jax.device_get(y), np.asarray(x, np.float64) @ value(q), atol=1e-5)
+
+
+@pytest.mark.parametrize("op", [jaxext.scaled_dot, jaxext.ragged_linear, jaxext.ragged_scaled_dot], ids=lambda op: op.__name__)
+def test_a_split_sum_goes_where_out_sharding_says(op):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    ragged = [jnp.array([4], jnp.int32)] if op is not jaxext.scaled_dot else []
+    x, w = random((4, 8), np.float32, 0), random((8, 6), np.float32, 1)
+    args = [jax.device_put(x, NamedSharding(mesh, P(None, "d")))]
+    args += [jax.device_put(w[None], NamedSharding(mesh, P(None, "d"))) if ragged else jax.device_put(w, NamedSharding(mesh, P("d")))]
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda *args: op(*args, *ragged, out_sharding=P("d"), preferred_element_type="float32"))(*args)
+    assert jax.typeof(y).sharding.spec == P("d", None)
+    np.testing.assert_allclose(jax.device_get(y), x.astype(np.float64) @ w, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["lhs", "rhs"])

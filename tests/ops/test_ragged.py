@@ -145,7 +145,7 @@ def test_sizes_of_axes(shape):
 
 @pytest.mark.parametrize(("dtype", "way"), [("float32", Ways("groups", 2, 4)), ("bfloat16", Ways("listed", M))], ids=str)
 def test_every_way_to_compute(way, dtype, monkeypatch):
-    """Each implementation of `xla`, also those that it takes on GPUs, with a batch, rows of other groups and rows of the same."""
+    """A scan of the groups, and tiles that are listed, as on GPUs, with a batch, rows of other groups and rows of the same."""
     monkeypatch.setattr(XlaRagged, "candidates", lambda self, call: (way,))
     shapes = (2, 3, 2, M, K), (2, G, K, N), (2, 3, 2, M, N)
     x, w, y = (random(shape, jnp.dtype(dtype), seed, integers=True) for seed, shape in enumerate(shapes))
@@ -378,9 +378,12 @@ def _equations(jaxpr):
                 yield from _equations(inner.jaxpr)
 
 
-def test_second_derivatives():
+def test_derivatives_of_the_second_and_third_order():
     ours, plain = (functools.partial(lambda of, x, w: of(x, w, ints(2, 2)), of) for of in (jaxext.ragged_dot, reference))
-    check_second_derivatives(ours, plain, random((5, 2), np.float64, 1), random((2, 2, 3), np.float64, 2))
+    x, w = random((5, 2), np.float64, 1), random((2, 2, 3), np.float64, 2)
+    check_second_derivatives(ours, plain, x, w)
+    third = lambda of: jax.jit(jax.jacfwd(jax.hessian(lambda x: jnp.sin(of(x, w)).sum())))(x)
+    np.testing.assert_allclose(third(ours), third(plain), rtol=1e-10, atol=1e-12)
 
 
 def test_remat():

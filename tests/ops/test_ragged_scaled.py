@@ -237,7 +237,7 @@ def test_numbers_of_no_group_reach_no_derivative():
         assert len(one) != M or not one[10:].any()
 
 
-def test_derivatives_of_any_order():
+def test_second_derivatives():
     args = [jnp.asarray(random(shape, np.float64, i)) for i, shape in enumerate([(5, 2), (2, 2, 3), (5, 2), (1, 1, 3)])]
     sizes = np.array([3, 1], np.int32)
     check_second_derivatives(lambda x, w, s, t: call(x, w, sizes, s, t), functools.partial(plain, sizes=sizes), *args)

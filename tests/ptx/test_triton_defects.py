@@ -43,13 +43,10 @@ CALLS = {
     "one step": functools.partial(convolution, "wgrad", 90, dict(TILE, splits=2), N=1, C=16, K=72, input=(7, 8)),
     "depthwise wgrad": functools.partial(depthwise, "3x3 stride 2", "wgrad"),
 }
-RACE = "race|nothing has written|under way"
 OUTSIDE = "outside of all arrays"
-SIZE = r"selp\.b32\s+(%r\d+), 16, 0, %p\d+;"  # bytes of a copy: 16, or none
-ARRIVING, PENDING_SUMS = "into which a copy is under way", "which a wgmma under way writes"
+ARRIVING = "into which a copy is under way"
 BARRIER = r"bar\.sync\s+0;"
 WAIT = r"(cp\.async\.wait_group\s+)2;"
-WGMMA = r"wgmma\.mma_async[^{]*\{[^}]*\}, "
 
 # What is replaced, by what, what is said, and in which calls, with a number if it is in one of several places.
 DEFECTS = {

@@ -47,8 +47,10 @@ def run(call):
 
 
 def pick(name, role, numbers, arch):
-    """The pick of a problem of the suite, on a problem of the kind that does not fit the tiles; or, if its own sizes make it what it is,
-    on that problem reduced."""
+    """The configuration that is picked for a problem of the suite, with a small problem that does not fit its tiles.
+
+    If the problem's own sizes make it special, the small one is that problem reduced.
+    """
     case = next(case for case in PRODUCTS if case.name == name)
     config = kernel_module(case.kernel).candidates(case.problem(role, numbers, arch))[0]
     config = dataclasses.replace(config, splits=min(config.splits, MOST_SPLITS))

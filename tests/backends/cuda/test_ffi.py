@@ -11,6 +11,8 @@ import call_frame
 import pytest
 from call_frame import INTERNAL, INVALID, OK, ROOT, STAGES
 
+pytestmark = pytest.mark.cuda  # of csrc/ alone
+
 ATTRIBUTES = dict(B=2, M=3, input=(5, 7, 11), low=(-13, 17, -(2**62)), tile=19, splits=1, added=1, scale=2.5, shift=-0.25)
 OPERANDS = [("bfloat16", (2, 3), 1 << 44), ("int32", (3,), 2 << 44), ("float32", (2,), 3 << 44)]
 RESULTS = [("float32", (2, 3), 4 << 44), ("bfloat16", (2,), 5 << 44)]

@@ -50,6 +50,10 @@ def test_the_tables_are_of_the_kernels_that_are_here(table):
     assert [*table["rows"]] == [*map(asked, compiled.programs())], MADE_ANEW
 
 
+def test_there_are_tables():
+    assert len(TABLES) >= 2
+
+
 def asked(program):
     launch = importlib.import_module(f"jaxext.kernels.{program.kernel}").launch(program.problem, program.config)
     return compiled.digests(compiled.described(program) | compiled.facts(program.problem, launch))[0]

@@ -26,7 +26,7 @@ def blocks_of_16():
     return scaled, scaled.Problem(name="scaled_dot_xw_nn", B=1, **sizes, **given)
 
 
-def of_experts(slots, arch, **given):
+def expert_problem(slots, arch, **given):
     """The experts of DeepSeek-V3."""
     sizes = dict(B=1, P=1, R=1, M=8192, K=7168, N=2048, G=256)
     name = f"ragged_scaled_{''.join(slots)}_nn"
@@ -34,11 +34,11 @@ def of_experts(slots, arch, **given):
 
 
 def squares():
-    return of_experts(("x", "w"), 90, S=56, J=16, I=8192, packed=False, dtypes=("fp8e4nv", "fp8e4nv", "bf16"))
+    return expert_problem(("x", "w"), 90, S=56, J=16, I=8192, packed=False, dtypes=("fp8e4nv", "fp8e4nv", "bf16"))
 
 
 def int4_in_groups():
-    return of_experts(("w",), 80, S=56, J=2048, I=1, packed=True, dtypes=("bf16", "i8", "bf16"))
+    return expert_problem(("w",), 80, S=56, J=2048, I=1, packed=True, dtypes=("bf16", "i8", "bf16"))
 
 
 @pytest.mark.parametrize("problem", [blocks_of_16, squares, int4_in_groups])
