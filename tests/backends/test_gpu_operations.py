@@ -1,4 +1,4 @@
-"""Operations beside lax's on a GPU, by each implementation, against float64: values and gradients; `xla` on CPUs too, a set each."""
+"""Operations beside lax's on a GPU, by each implementation, against float64: values and gradients.  On CPUs `xla` runs one set of each."""
 
 import functools
 import re

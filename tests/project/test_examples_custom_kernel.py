@@ -28,7 +28,7 @@ def example():
 
 def test_the_example_runs(example, capsys, monkeypatch):
     """Its C++ kernel where there is a compiler; lowered for a GPU where there is jax-triton; each of ten transformations is exact."""
-    few, check_op = dict.fromkeys(testing.CHECKS[3:], "test_conformance.py makes it"), testing.check_op
+    few, check_op = dict.fromkeys(testing.CHECKS[3:], "test_conformance.py makes it of a product"), testing.check_op
     monkeypatch.setattr(testing, "check_op", lambda *args, skip, **kwargs: check_op(*args, skip=few | skip, **kwargs))
     with jax.enable_x64(False):
         assert example.main(["--check"]) == 0
@@ -68,7 +68,7 @@ def test_a_machine_without_a_compiler(example, capsys, monkeypatch):
 
 
 def test_a_name_holds_for_all_that_is_shown(example, capsys, monkeypatch):
-    checked, few, check_op = [], dict.fromkeys(testing.CHECKS[1:], "test_conformance.py makes it"), testing.check_op
+    checked, few, check_op = [], dict.fromkeys(testing.CHECKS[1:], "test_conformance.py makes it of a product"), testing.check_op
 
     def check(layer, reference, arrays, skip, **kwargs):
         checked.extend(row.why for row in jaxext.explain(layer)(*arrays).rows)
