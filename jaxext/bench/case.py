@@ -189,7 +189,7 @@ class Problem:
 
     @property
     def products(self) -> tuple[str, ...]:
-        """The roles that a kernel computes, of a kind that has one."""
+        """The roles of one product; only kinds with a kernel use it."""
         return tuple(role for role in self.roles if role != STEP)
 
     def cases(self, roles: Sequence[str] = ()) -> list[Case]:

@@ -365,7 +365,7 @@ AProblem = TypeVar("AProblem", bound=Problem)
 
 
 def smaller(problem: AProblem, **least: int) -> AProblem:
-    """The problem with the largest of these sizes halved that can be, each to no less than this."""
+    """The problem with the largest of these sizes halved, none below its minimum."""
     sizes = halved([getattr(problem, name) for name in least], [*least.values()])
     return dataclasses.replace(problem, **dict(zip(least, sizes, strict=True)))
 

@@ -106,14 +106,27 @@ def values_and_gradients(f):
     return jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))
 
 
-def test_values_and_gradients(how):
+@pytest.mark.parametrize("n", [1, 4])
+def test_values_and_gradients(how, n):
     """NaN in rows of no expert reaches nothing.  One program runs with all sizes."""
-    ours, definition = values_and_gradients(split(4)), values_and_gradients(whole)
+    ours, definition = values_and_gradients(split(n)), values_and_gradients(whole)
     for sizes in SIZES.values():
-        args = some(4, sizes)
+        args = some(n, sizes[:n])
         got, want = ours(*args), definition(*args)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(want))
         close(got, want)
+
+
+def test_derivatives_of_derivatives(how):
+    x, weights, sizes = some(2, random_sizes(2, 5))
+    x = np.nan_to_num(x)
+    tangents = (x[..., ::-1], jax.tree.map(lambda w: w[::-1], weights))
+
+    def along(f):
+        gradient = jax.grad(lambda x, w: jnp.sum(f(x, w, sizes) ** 3), (0, 1))
+        return jax.jit(lambda *args: jax.jvp(gradient, *args))((x, weights), tangents)
+
+    close(along(split(2)), along(whole), 1e-9)
 
 
 def test_vmap_outside():
