@@ -70,7 +70,8 @@ ROLES: dict[str, Callable] = {
     [
         *((name, "gradients", 3, True) for name in ("even window", "dilated input", "groups", "batch groups")),
         *((name, "of a cotangent", 6, True) for name in ("strided along two axes", "batch groups")),
-        *((name, "forward", 24, True) for name in ("depthwise, two outputs", "two batch groups")),
+        ("two batch groups", "forward", 8, True),
+        ("depthwise, two outputs", "forward", 16, True),
         ("one tap", "forward", 3, False),
     ],
 )
