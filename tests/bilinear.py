@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-import pytest
 from jax import lax
 from jax.typing import DTypeLike
 
@@ -23,7 +22,6 @@ import jaxext
 OURS = types.SimpleNamespace(dot=jaxext.dot_general, conv=jaxext.conv_general_dilated)
 LAX = types.SimpleNamespace(dot=lax.dot_general, conv=lax.conv_general_dilated)
 ROLES = ("fprop", "dgrad", "wgrad")
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # a parameter of a test that is for the long tail
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Labelled(abc.ABC):
     def factors(self, open: str) -> tuple[str, ...]:
         """Return the operands in which it is bilinear; they are the large ones."""
 
-    # --- what a form with ragged labels says of them (`ops/ragged`), for an operation around it, too
+    # --- ragged labels: a form with such labels (`ops/ragged`) overrides these, and an operation takes them from the form of its product
 
     @property
     def form(self) -> Labelled | None:

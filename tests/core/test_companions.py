@@ -40,8 +40,8 @@ CHECKED = ("eager", "jit", "vmap", "nested vmap", "jvp", "vjp", "linear_transpos
 SHARDED = ("shard_map", "gradient inside shard_map", "splits, automatic mesh", "splits, explicit mesh")
 
 
-def test_every_transformation(product):
-    """Those that have a rule of their own for the scale; test_conformance has the others."""
+def test_transformations_with_a_rule_for_the_scale(product):
+    """The rules that the scale has of its own; test_conformance has the other transformations."""
     summed = ("all-reduce",), lambda x, w, s: lax.psum(product(x, w, s), "y")
     splits = [
         testing.Split((P("x"), P(None, "y"), P("y")), P("x", "y")),  # the scale is split with the columns

@@ -56,6 +56,7 @@ SPLITS = (
     (DOT, {"C": ("model", "data")}),
     (CONV2D, {"N": "data", "K": "model"}),
     (GROUPED, {"G": "model"}),
+    (GROUPED, {"N": "data"}),  # lax's filter gradient is multiplied by the size of the other axis
     (DEPTHWISE, {"N": ("data", "model")}),
 )
 
@@ -122,6 +123,16 @@ def test_a_batch_that_its_groups_split_unevenly(role):
     problem = Problem("", (8, 4, 3, 4), (3, 3, 4, 4), BATCH_GROUPS.axes, conv((1, 1), "SAME", NHWC, batch_group_count=2))
     a, b = problem.operands(role)
     same(jax.jit(problem.role(role))(place(a, P("data")), place(b, P())), truth(problem, role, a, b))
+
+
+def test_channels_that_their_groups_split_unevenly():
+    """Two groups of channels over four devices, and the other operand's over two."""
+    problem = Problem("", (2, 4, 3, 8), (3, 3, 4, 8), GROUPED.axes, conv((1, 1), "SAME", NHWC, feature_group_count=2))
+    operands = {role: problem.operands(role) for role in ROLES}
+    last = lambda x, axis: place(x, P(*(None,) * (x.ndim - 1), axis))
+    placed = {role: (last(a, "data"), last(b, "model")) for role, (a, b) in operands.items()}
+    got = jax.jit(lambda placed: {role: problem.role(role)(*ab) for role, ab in placed.items()})(placed)
+    same(got, {role: truth(problem, role, *ab) for role, ab in operands.items()})
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,21 @@ def test_pmap(problem):
     same(np.asarray(each), np.asarray(y))
 
 
+def test_shard_map_over_one_axis_with_the_other_automatic():
+    """The batch is split by hand over one axis; over the other XLA splits channels.  custom_partitioning aborts the process here."""
+    x, w = CONV2D.operands("fprop")
+    want = jax.jit(jax.value_and_grad(functools.partial(total, CONV2D), (0, 1)))(w, x)
+
+    def step(w, x):
+        value, (dw, dx) = jax.value_and_grad(functools.partial(total, CONV2D), (0, 1))(w, x)
+        return CONV2D.call(OURS, x, w), lax.psum(value, "data"), dw, dx
+
+    out_specs = P("data"), P(), P(), P("data")
+    f = jax.jit(jax.shard_map(step, mesh=MESH, in_specs=(P(), P("data")), out_specs=out_specs, axis_names={"data"}))
+    got = f(place(w, spec(CONV2D, "w", {"K": "model"})), place(x, P("data")))
+    same(got, (truth(CONV2D, "fprop", x, w), want[0], *want[1]))
+
+
 def test_nested_partial_shard_maps():
     """One axis in each of two shard_maps: inside both nothing is left to the partitioner."""
     x, w = DEPTHWISE.operands("fprop")

@@ -145,6 +145,25 @@ def test_gradient_of_a_replicated_filter():
     same(got, want)
 
 
+def test_second_order():
+    """The transposes of transposes keep their shardings too."""
+    x, w = DEPTHWISE.operands("fprop")
+    dw = integers(w.shape, 5)
+    gradient = jax.grad(lambda w, x: jnp.sum(DEPTHWISE.call(OURS, x, w) ** 2))
+
+    @jax.jit
+    def both(w, x, dw):
+        return jax.jvp(gradient, (w, x), (dw, x))[1], jax.grad(lambda w: jnp.sum(gradient(w, x) * dw))(w)
+
+    want = both(w, x, dw)
+    split = {"N": "data", "G": "model"}
+    of_w = spec(DEPTHWISE, "w", split)
+    with jax.set_mesh(EXPLICIT):
+        got = both(place(w, of_w, EXPLICIT), place(x, spec(DEPTHWISE, "x", split), EXPLICIT), place(dw, of_w, EXPLICIT))
+        assert [of(g) for g in got] == [of_w] * 2
+    same(got, want)
+
+
 def test_batch_and_filter_split_over_the_same_axis():
     """FSDP: two labels want the axis "data", `out_sharding` gives it to the batch, the filter is gathered and its gradient split again."""
     problem = CONV2D

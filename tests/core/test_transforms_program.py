@@ -72,6 +72,21 @@ def test_control_flow(program):
     same(everything(OURS), everything(LAX))
 
 
+def test_while_loop():
+    """The data decide the number of steps; values, tangents and vmap are compared (reverse mode has none, in jax)."""
+
+    def program(ops, x, w):
+        return lax.while_loop(lambda s: jnp.sum(s[0]) < 60, lambda s: (step(ops, s[0], w) + s[1], s[1] + 1), (x, jnp.ones((), x.dtype)))
+
+    def run(ops):
+        f = functools.partial(program, ops)
+        return jax.jit(lambda x: (jax.jvp(lambda x: f(x, W), (x,), (x,)), jax.vmap(lambda x: f(x, W))(jnp.stack([x, x + 5]))))(X)
+
+    got = run(OURS)
+    assert 1 < got[0][0][1] < 50
+    same(got, run(LAX))
+
+
 def test_custom_derivatives_around_an_operation():
     """custom_jvp and custom_vjp whose rules use the operation, under grad, jvp, vmap and both orders."""
     problem = CONV2D

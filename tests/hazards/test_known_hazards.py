@@ -520,7 +520,7 @@ SEEN_WRONG = (*(hazard.name for hazard in HAZARDS if hazard.what == "wrong" and 
 
 @pytest.mark.parametrize("name", SEEN_WRONG)
 def test_lax_is_wrong_where_the_doctor_says_so(name):
-    having, near = (of[::4] for of in PAIRS[name])
+    having, near = (of if len(of) <= 6 else of[::4] for of in PAIRS[name])  # of a long list a sample
     shows = BY_NAME[name].shows_on(jax.__version_info__)
     assert [program.is_wrong() for program in having] == [shows] * len(having)
     assert not any(program.is_wrong() for program in near)

@@ -79,7 +79,8 @@ def test_without_jit():
 
 def test_collectives_inside(chosen):
     """Sums over an axis of a mesh, and over one that vmap names."""
-    mesh, check_vma = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4]), chosen is elsewhere
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    check_vma = chosen is elsewhere  # it decides about types, `chosen` about the lowering: two of the four pairs do
 
     def summed(f, x, y):
         return tuple(lax.psum(each, "i") * x for each in f(x, y))

@@ -70,11 +70,11 @@ def some(n, sizes, seed=0, dtype: type = np.float64):
     return x, weights, np.array(sizes, np.int32)
 
 
-def split(n, **how):
+def split(n, of=experts, **how):
     """Split `expert_parallel` over n devices: rows [device, M, K], all weights, and sizes [device, expert]."""
 
     def local(x, weights, sizes):
-        return expert_parallel(experts, x[0], weights, sizes[0], axis_name="x", **how)[None]
+        return expert_parallel(of, x[0], weights, sizes[0], axis_name="x", **how)[None]
 
     return jax.shard_map(local, mesh=mesh_of(n), in_specs=P("x"), out_specs=P("x"))
 
@@ -106,14 +106,27 @@ def values_and_gradients(f):
     return jax.jit(lambda x, w, s: (f(x, w, s), jax.grad(lambda x, w: jnp.sum(f(x, w, s) ** 2), (0, 1))(x, w)))
 
 
-def test_values_and_gradients(how):
+@pytest.mark.parametrize("n", [1, 4])
+def test_values_and_gradients(how, n):
     """NaN in rows of no expert reaches nothing.  One program runs with all sizes."""
-    ours, definition = values_and_gradients(split(4)), values_and_gradients(whole)
+    ours, definition = values_and_gradients(split(n)), values_and_gradients(whole)
     for sizes in SIZES.values():
-        args = some(4, sizes)
+        args = some(n, sizes[:n])
         got, want = ours(*args), definition(*args)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(want))
         close(got, want)
+
+
+def test_derivatives_of_derivatives(how):
+    """A tangent of the gradients; one product is enough, for the loss is a cube."""
+    x, weights, sizes = some(2, random_sizes(2, 5))
+    x, w = np.nan_to_num(x), weights["up"]
+
+    def along(f):
+        gradient = jax.grad(lambda x, w: jnp.sum(f(x, w, sizes) ** 3), (0, 1))
+        return jax.jit(lambda *args: jax.jvp(gradient, *args))((x, w), (x[..., ::-1], w[::-1]))
+
+    close(along(split(2, of=jaxext.ragged_dot)), along(jax.vmap(jaxext.ragged_dot, (0, None, 0))), 1e-9)
 
 
 def test_vmap_outside():

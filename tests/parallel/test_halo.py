@@ -114,15 +114,19 @@ def derivatives(conv, x, w):
 
 
 def test_derivatives_and_vmap_inside():
-    """Two batches have a filter each.  The parts of a filter's gradient are not added without the types: that is the caller's."""
+    """Two batches have a filter each.  The parts of a filter's gradient are added where the types say that the filter is the same
+    everywhere; without them that is the caller's."""
     x, w = (np.stack([v, v[::-1]]).astype(np.float64) for v in PLANE_CASE.operands)  # in which integers stay exact
-
-    def part(x, w):
-        return tuple((dx, lax.psum(dw, ("h", "w"))) for dx, dw in jax.vmap(functools.partial(derivatives, PLANE_CASE.ours))(x, w))
-
     spec = P(None, *PLANE_CASE.spec)
-    f = jax.shard_map(part, mesh=PLANE, in_specs=(spec, P()), out_specs=((spec, P()), (spec, P())), check_vma=False)
-    same(jax.jit(f)(x, w), jax.jit(jax.vmap(functools.partial(derivatives, PLANE_CASE.lax)))(x, w))
+    want = jax.jit(jax.vmap(functools.partial(derivatives, PLANE_CASE.lax)))(x, w)
+    for check_vma in (True, False):
+
+        def part(x, w, check_vma=check_vma):
+            add = (lambda dw: dw) if check_vma else functools.partial(lax.psum, axis_name=("h", "w"))
+            return tuple((dx, add(dw)) for dx, dw in jax.vmap(functools.partial(derivatives, PLANE_CASE.ours))(x, w))
+
+        f = jax.shard_map(part, mesh=PLANE, in_specs=(spec, P()), out_specs=((spec, P()), (spec, P())), check_vma=check_vma)
+        same(jax.jit(f)(x, w), want)
 
 
 def test_vmap_of_the_split_convolution():
@@ -146,6 +150,15 @@ def test_pmap_and_one_manual_axis_beside_an_automatic_one():
 
     some = jax.shard_map(gradient, mesh=PLANE, in_specs=(P(None, "h"), P()), out_specs=(P(None, "h"), P()), axis_names={"h"})
     same(jax.jit(some)(jax.device_put(x, NamedSharding(PLANE, P("w", "h"))), w), want)
+
+
+def test_bfloat16():
+    """Sums stay below 256, up to which bfloat16 has the integers."""
+    case = PLANE_CASE
+    x, w = (v.astype(jnp.bfloat16) for v in case.operands)
+    f = jax.shard_map(case.ours, mesh=PLANE, in_specs=(case.spec, P()), out_specs=case.spec)
+    run = lambda f: jax.jit(lambda x, w: (f(x, w), jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))(x, w)))(x, w)
+    same(run(f), run(case.lax))
 
 
 def sent(compiled):
