@@ -26,7 +26,7 @@ __all__ = ["CHECKS", "WITH_CALLBACKS", "Report", "Row", "Split", "check_op"]
 _ALL = (*PROGRAMS, *VMAP, *DERIVATIVES, *HALVES, *SHARDED)
 CHECKS: tuple[str, ...] = tuple(check.name for check in _ALL)
 # For `skip`: the checks that no function with Python callbacks passes, such as one of a simulated CUDA kernel.
-WITH_CALLBACKS: Mapping[str, str] = {
+WITH_CALLBACKS: dict[str, str] = {
     name: "XLA stores or splits the program, which has no callbacks then"
     for name in CHECKS
     if "export" in name or "automatic mesh" in name or "over one axis of two" in name

@@ -58,7 +58,7 @@ def conv(activation, static, lhs, rhs, bias=None, residual=None):
     return y if residual is None else y + residual
 
 
-def close(ours, plain, *arrays, units=2):
+def close(ours, plain, *arrays, units: Any = 2):
     """Each result is as near to plain jnp in float64 as so many roundings to the dtype allow, or twice as far as plain jnp is.
 
     A second number of roundings is that of the results after the first, such as gradients.

@@ -61,7 +61,7 @@ def test_an_abort_and_communication_without_need_are_findings():
     ]
     with sharding_worker.Workers(1, 8, 300) as pool:
         outcomes = [
-            pool.one((shardings._pickled(sharding_worker.Function("f", source, args)), layout, part))
+            pool.one((shardings._pickled(sharding_worker.Function("f", source, tuple(args))), layout, part))
             for (source, *args), layout, part in jobs
         ]
     assert outcomes[0][0] == "abort" and outcomes[0][1].startswith("SIGABRT")
