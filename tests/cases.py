@@ -19,6 +19,8 @@ from direct_sum import Convolution, Product
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from jaxext import testing
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConvCase:
@@ -136,6 +138,11 @@ def check_second_derivatives(ours: Callable, plain: Callable, *args) -> None:
     for derivative in (jax.hessian(loss(ours), all_of_them), jax.jacrev(jax.jacrev(loss(ours), all_of_them), all_of_them)):
         for got, true in zip(jax.tree.leaves(jax.jit(derivative)(*args)), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(got, true, rtol=1e-10, atol=1e-12)
+
+
+def other_checks(*checks: str) -> dict[str, str]:
+    """The `skip` of `check_op` that leaves these checks: each program costs seconds."""
+    return {name: "not in this test" for name in testing.CHECKS if name not in checks}
 
 
 def equations(fun: Callable, *args) -> list:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scaled
 import scaled_kernel
-from cases import random
+from cases import other_checks, random
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from lowered import custom_calls, operations
@@ -48,7 +48,7 @@ def test_transformations_with_a_rule_for_the_scale(product):
         testing.Split((P(None, "y"), P("y"), P()), P(), *summed),
     ]
     checks = {*CHECKED, *SHARDED, "gradient per example", "halves", *(f"gradient, {name}" for name in SHARDED[2:])}
-    skip = dict.fromkeys({*testing.CHECKS} - checks, "not of the scale")
+    skip = other_checks(*checks)
     testing.check_op(product, reference, (X, W, S), linear=(0, 1), splits=splits, show=False, skip=skip).raise_if_failed(complete=True)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import random
+from cases import other_checks, random
 from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -46,7 +46,7 @@ def declared(name, **more):
 
 def check(fn, reference, args, *names, **options):
     """Some checks alone."""
-    skip = {each: "not in this test" for each in testing.CHECKS if each not in ("eager", "jit", *names)}
+    skip = other_checks("eager", "jit", *names)
     return testing.check_op(fn, reference, args, skip=skip, show=False, **options)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import check_second_derivatives, random
+from cases import check_second_derivatives, other_checks, random
 from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -129,7 +129,7 @@ def test_every_split(case):
     """Gradients of rows send the transpose of the cotangent: `test_on_devices`."""
     shape, split = SPLITS[case]
     wanted = {name for name in testing.CHECKS if "splits" in name} - ({"gradient, splits, automatic mesh"} if case == "rows" else set())
-    skip = {name: "not in this test" for name in testing.CHECKS if name not in wanted | {"eager", "jit", "vjp"}}
+    skip = other_checks("eager", "jit", "vjp", *wanted)
     testing.check_op(ours, plain, [random(shape, np.float32, 0)], splits=[split], skip=skip, show=False).raise_if_failed()
 
 

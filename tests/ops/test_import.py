@@ -45,8 +45,8 @@ print("imported", file=sys.stderr)
 jax.devices()
 """
     done = python(code, JAX_PLATFORMS="nonsense")
-    told, _, at_the_end = done.stderr.partition("imported\n")
-    assert told == "" and "nonsense" in at_the_end, done.stderr  # the check can fail: asking for devices did
+    while_importing, _, afterwards = done.stderr.partition("imported\n")
+    assert while_importing == "" and "nonsense" in afterwards, done.stderr  # the check can fail: asking for devices did
     assert json.loads(done.stdout) == [jaxext.__version__, []], done.stdout
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import other_checks
 from jax import core, lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
@@ -48,13 +49,8 @@ def reference(x, w):
 RULES = "eager", "jit", "vmap", "jvp", "vjp", "gradient per example"
 
 
-def others(*checks):
-    """Skip all checks but these: each program costs seconds."""
-    return {check: "not in this test" for check in testing.CHECKS if check not in checks}
-
-
 def failures(fn, reference=reference, args=(X, W), checks=RULES, **options):
-    report = testing.check_op(fn, reference, args, show=False, skip=others(*checks), **options)
+    report = testing.check_op(fn, reference, args, show=False, skip=other_checks(*checks), **options)
     return {row.check: row.rule for row in report.failures}
 
 
@@ -171,7 +167,7 @@ def rows(gather):
 @pytest.mark.parametrize("gather", [False, True])
 def test_an_accidental_all_gather(gather):
     x = np.arange(16, dtype=np.float32).reshape(8, 2)
-    skip = others("eager", "jit", "shard_map", "splits, automatic mesh")
+    skip = other_checks("eager", "jit", "shard_map", "splits, automatic mesh")
     report = testing.check_op(rows(gather), lambda x: 2 * x, (x,), splits=[testing.Split((P("x"),), P("x"))], skip=skip, show=False)
     assert report["shard_map"].outcome == "passed"
     assert report["splits, automatic mesh"].outcome == ("failed" if gather else "passed")
@@ -183,7 +179,7 @@ def test_an_accidental_all_gather(gather):
 
 def test_export_without_the_package_that_writes(monkeypatch):
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
-    skip = others("eager", "jit", "vjp", "export", "gradient of export")
+    skip = other_checks("eager", "jit", "vjp", "export", "gradient of export")
     report = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=ONE, skip=skip)
     assert report.passed and not report.complete
     assert {row.check for row in report.rows if "flatbuffers" in row.detail} == {"export", "gradient of export"}
@@ -192,7 +188,7 @@ def test_export_without_the_package_that_writes(monkeypatch):
 
 def test_what_one_device_leaves_out_is_said():
     """The last line says it, with the fix; `complete=True` raises an error with the rows."""
-    skip = others("eager", "jit", "pmap", "shard_map", "halves")
+    skip = other_checks("eager", "jit", "pmap", "shard_map", "halves")
     report = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=ONE, skip=skip)
     assert report.passed and not report.complete
     assert str(report).splitlines()[-1] == report.summary
@@ -232,7 +228,7 @@ def test_what_needs_a_skipped_check_is_said():
 def test_a_split_that_some_devices_cannot_make_is_said():
     """Two devices have no mesh axis "y", and halves need two elements: the rows that pass say what they leave out."""
     split = [testing.Split((P("x"),), P("x")), testing.Split((P(None, "y"),), P(None, "y"))]
-    skip = others("eager", "jit", "halves", "splits, automatic mesh")
+    skip = other_checks("eager", "jit", "halves", "splits, automatic mesh")
     x = np.ones((2, 1), np.float32)
     report = testing.check_op(jnp.sin, jnp.sin, (x,), splits=split, show=False, devices=jax.devices()[:2], skip=skip)
     assert report["splits, automatic mesh"].detail == "no split over y on 2 devices"
@@ -246,7 +242,7 @@ def test_halves_of_a_split():
     names = ("eager", "jit", "jvp", "vjp", "jvp of grad", "halves", "jvp of halves", "vjp of halves", "jvp of grad of halves")
     split = [testing.Split((P("x"), P()), P("x"))]
     x, w = np.arange(12, dtype=np.float32).reshape(4, 3) / 8, W
-    report = testing.check_op(reference, reference, (x, w), splits=split, devices=ONE, show=False, skip=others(*names))
+    report = testing.check_op(reference, reference, (x, w), splits=split, devices=ONE, show=False, skip=other_checks(*names))
     report.raise_if_failed()
     assert all(report[name].outcome == "passed" for name in names)
     coupled = lambda x, w: reference(x, w) - x.mean(0, keepdims=True)
@@ -324,7 +320,7 @@ UNFIT = {
 @pytest.mark.parametrize("words", UNFIT)
 def test_an_unfit_reference(words):
     with pytest.raises(ValueError, match=f"`reference` {words}"):
-        testing.check_op(reference, UNFIT[words], (X, W), devices=ONE, skip=others(*RULES))
+        testing.check_op(reference, UNFIT[words], (X, W), devices=ONE, skip=other_checks(*RULES))
 
 
 def test_a_batching_rule_that_only_the_transpose_needs():
@@ -346,7 +342,7 @@ def test_a_derivative_that_is_wrong_in_second_order():
         return x**3
 
     cube.defjvp(lambda primals, tangents: (cube(*primals), 3 * lax.stop_gradient(primals[0]) ** 2 * tangents[0]))
-    skip = others(*RULES, "jvp of grad", "grad of grad", "jvp of jvp", "jacfwd", "jacrev", "hessian")
+    skip = other_checks(*RULES, "jvp of grad", "grad of grad", "jvp of jvp", "jacfwd", "jacrev", "hessian")
     report = testing.check_op(cube, lambda x: x**3, (X,), devices=ONE, show=False, skip=skip)
     assert all(" of " in row.check and "a stop_gradient" in row.rule for row in report.failures)
     assert report["hessian"].detail == "needs jvp of grad, which failed"
@@ -368,7 +364,7 @@ def test_sound_functions_of_unusual_results():
     """Numbers of Python, and two dtypes under strict promotion; what checks nothing does not pass."""
     mixed = lambda x, w: {"x": x * x, "w": w * w, "number": 0.5}
     args = X.astype(jnp.bfloat16), W
-    skip = others(*RULES, "scan", "jvp of grad", "export", "gradient of remat")
+    skip = other_checks(*RULES, "scan", "jvp of grad", "export", "gradient of remat")
     testing.check_op(mixed, mixed, args, tolerance=0.1, devices=ONE, show=False, skip=skip).raise_if_failed()
     report = testing.check_op(mixed, mixed, args, devices=ONE, show=False, skip={"eager": "works under jit only"})
     assert not report.passed

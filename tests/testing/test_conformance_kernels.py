@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bilinear import integers
+from cases import other_checks
 
 import jaxext
 from jaxext import extend, testing
@@ -50,7 +51,7 @@ def reference(x, w):
 
 
 def rules(fn, wanted=reference, args=(X, W), checks=("eager", "jit", "vmap", "vjp", "gradient per example")):
-    skip = {name: "not in this test" for name in testing.CHECKS if name not in checks}
+    skip = other_checks(*checks)
     return {row.check: row.rule for row in testing.check_op(fn, wanted, args, devices=ONE, skip=skip, show=False).failures}
 
 
