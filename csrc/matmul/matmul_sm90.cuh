@@ -225,7 +225,6 @@ std::vector<MatmulKernel> TilesOf() {
       Cooperative<kRole, kOperands, Dtype::kF32, 128, 256, 64, 2>(),  // and long sums
       Pingpong<kRole, kOperands, kOperands, 128, 192, 64, 2>(),       // short sums, and results that would leave most
       Pingpong<kRole, kOperands, Dtype::kF32, 128, 192, 64, 2>(),     // of the last 256 columns empty
-      Pingpong<kRole, kOperands, Dtype::kF32, 64, 128, 64, 1>(),      // at most 64 rows
       Pingpong<kRole, kOperands, Dtype::kF32, 64, 256, 64, 2>(),      // at most 128 rows
       Pingpong<kRole, kOperands, kOperands, 64, 64, 64, 1>(),         // many small products
       Pingpong<kRole, kOperands, Dtype::kF32, 64, 64, 64, 1>(),       // and narrow results of long sums

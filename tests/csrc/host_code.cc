@@ -26,7 +26,6 @@ std::vector<MatmulKernel> Table(MatmulRole role) {
     rows.push_back(row(Dtype::kBF16, Dtype::kBF16, tile));
     rows.push_back(row(Dtype::kBF16, Dtype::kF32, tile));
   }
-  rows.push_back(row(Dtype::kBF16, Dtype::kF32, {64, 128, 64, 1, 1, 1}));
   rows.push_back(row(Dtype::kBF16, Dtype::kF32, {64, 256, 64, 2, 1, 1}));
   return rows;
 }
