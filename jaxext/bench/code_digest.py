@@ -45,8 +45,8 @@ def joint_digest(digests: Iterable[str]) -> str:
 def cuda_digest(kind: str, arch: int) -> str | None:
     """The digest of the compiled module's kernels of a kind ("family role dtypes") for a GPU; None if it has none.
 
-    Kernels with a role in their name count for that role alone, but products of float32 for all, as others are transposed before; of the
-    dtypes those of the operands count.
+    Kernels with a role in their name count for that role alone, but matrix products of float32 for all, since other roles are transposed
+    before; of the dtypes those of the operands count.
     """
     found = [digest for row, digest in _functions(arch) if _is_of(row, *kind.split(" "))]
     return joint_digest(found) if found else None
@@ -69,12 +69,13 @@ def _functions(arch: int) -> list[tuple[dict, str]]:
 
 
 def _is_of(row: dict, family: str, role: str, dtypes: str) -> bool:
+    if row["kernel"] == "matmul_nt" and row["operands"] == "float32":
+        return family == "matmul" and dtypes.startswith("fp32,")
     roles = {*MATMUL_ROLES, *CONV_ROLES}
-    turned = row["kernel"] == "matmul_nt" and row["operands"] == "float32"
     its, asked = row["kernel"].rpartition("_")[2], role.rpartition("_")[2]
-    if its in roles and asked in roles and its != asked and not turned or _family(row["kernel"]) != family:
+    if its in roles and asked in roles and its != asked or _family(row["kernel"]) != family:
         return False
-    return "operands" not in row or DTYPES[row["operands"]] in re.split(",|->", dtypes)[0].split("x")
+    return "operands" not in row or DTYPES[row["operands"]] in re.split("x|->", dtypes.partition(",")[0])
 
 
 def _family(kernel: str) -> str:
