@@ -64,8 +64,9 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtype
   const bool nt = role == MatmulRole::kNT;
   const int64_t bytes = Bytes(kernel->operands);
   if (kernel->operands == Dtype::kF32) {
-    const auto [axis, depth] = role == MatmulRole::kTN ? std::pair('M', p.M) : nt ? std::pair('N', p.N) : std::pair('K', p.K);
-    if (Reason reason = CheckRow("each operand", axis, depth, bytes)) return reason;
+    // Of TN both operands are copied before, and padded.
+    const int64_t depth = nt ? p.N : role == MatmulRole::kNN ? p.K : 0;
+    if (Reason reason = CheckRow("each operand", nt ? 'N' : 'K', depth, bytes)) return reason;
   } else {
     if (Reason reason = CheckRow("the left operand", nt ? 'N' : 'K', nt ? p.N : p.K, bytes)) return reason;
     if (Reason reason = CheckRow("the right operand", 'N', p.N, bytes)) return reason;

@@ -137,16 +137,23 @@ def called(
     """Call a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer.
 
     `result` is a tuple if there are several, which have one shape, and so is what is returned.  `own_buffers`: no
-    array is passed as a slice of a larger one.  `turned`: matrices that are transposed.
+    array is passed as a slice of a larger one.  `turned`: matrices that are transposed, with rows as TMA wants them.
     """
     parts = (attributes["splits"],) if attributes.get("splits", 1) > 1 else ()
     place = own_buffer if own_buffers else (lambda x: x)
     arrays = {slot: x.reshape(shapes.get(slot, x.shape)) for slot, x in zip(slots, operands, strict=True)}
-    arrays |= {slot: arrays[slot].swapaxes(-1, -2) for slot in turned}
+    arrays |= {slot: _transposed(arrays[slot]) for slot in turned}
     given = [place(x.astype(jnp.float32) if slot == "bias" else x) for slot, x in arrays.items()]
     results = jax.tree.map(lambda each: jax.ShapeDtypeStruct((*parts, *shapes["result"]), each.dtype), result)
     made = ffi_call(target, results, given, attributes)
     return jax.tree.map(lambda y, each: place(y).reshape(each.shape), made, result)
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+    """The transposes of matrices, with rows padded with zeros to a multiple of 16 bytes."""
+    more = -x.shape[-2] % (16 // x.dtype.itemsize)
+    x = x.swapaxes(-1, -2)
+    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, more)]) if more else x
 
 
 def ffi_call(target: str, results: Any, operands: Sequence[jax.Array], attributes: Mapping[str, Any]) -> Any:

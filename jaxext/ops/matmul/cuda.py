@@ -122,7 +122,7 @@ class CudaMatmul(Cuda):
             return kernel_call(call, problem, fields(problem), call.op.replace("matmul", "pieces"), config)
         if not _float32(problem):
             return kernel_call(call, problem, fields(problem), call.op, config)
-        as_nt = dict(B=problem.B, M=problem.rows, N=problem.depth, K=problem.cols)
+        as_nt = dict(B=problem.B, M=problem.rows, N=cdiv(problem.depth, 4) * 4, K=problem.cols)
         target = "linear_nt" if problem.epilogue else "matmul_nt"
         return kernel_call(call, problem, as_nt, target, config, factors=SLOTS[problem.role][::-1], turned=[*turned(problem)])
 
