@@ -25,6 +25,10 @@ def sums(row: dict) -> bool:
     return "wgrad" in row["kernel"] or row["kernel"] == "causal_backward"
 
 
+def depthwise_mma(row: dict) -> bool:
+    return row["kernel"].startswith("depthwise_mma")
+
+
 def stores_lines(row: dict) -> bool:
     gradient = row["kernel"].startswith("conv") and "fprop" not in row["kernel"]  # what fprop's epilogue saves goes by pairs
     by_hand = hopper(row) and not row["kernel"].startswith(("matmul", "pieces", "conv", "wide"))
@@ -41,11 +45,13 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "static shared memory misaligns the swizzled tiles": lambda row: hopper(row) and row["static"] > 1 << 10,
     # what sm_90a is for
     "not on the tensor cores": lambda row: (
-        hopper(row) and row["wgmma"] == 0 or row["kernel"] in ("weight_only", "depthwise_mma") and row["mma"] == 0
+        hopper(row) and row["wgmma"] == 0 or (row["kernel"] == "weight_only" or depthwise_mma(row)) and row["mma"] == 0
     ),
-    # a line meets each filter row once, in two channels
-    "not two products for each filter row": lambda row: row["kernel"] == "depthwise_mma" and row["mma"] != 2 * row["rows"],
-    "fewer than two blocks on a multiprocessor": lambda row: row["kernel"] == "depthwise_mma" and row["registers"] > 128,
+    # a line meets each filter row once, in two channels; wgrad's loop has as many lines as rows
+    "not two products for each filter row": lambda row: (
+        depthwise_mma(row) and row["mma"] != 2 * row["rows"] * (row["rows"] if sums(row) else 1)
+    ),
+    "fewer than two blocks on a multiprocessor": lambda row: depthwise_mma(row) and row["registers"] > 128,
     "left factors not multiplied from registers": lambda row: (
         row["kernel"] in ("wide_weight_only", "pieces") and row["of_registers"] < row["wgmma"]
     ),
@@ -63,7 +69,7 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     # several filters share are fewer than a vector's
     "narrow loads": lambda row: (
         vectorised(row)
-        and (access(row) not in row["loads"] or "wgrad" in row["kernel"] and "many" not in row and set(row["loads"]) != {"16"})
+        and (access(row) not in row["loads"] or row["kernel"] == "depthwise_wgrad" and "many" not in row and set(row["loads"]) != {"16"})
     ),
     "narrow stores": lambda row: (
         row["kernel"].startswith("matmul")  # TMA stores all its results

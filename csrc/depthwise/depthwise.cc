@@ -9,6 +9,7 @@ namespace {
 using depthwise::IsEmpty;
 using depthwise::LaunchGather;
 using depthwise::LaunchMma;
+using depthwise::LaunchMmaWgrad;
 using depthwise::LaunchWgrad;
 using depthwise::Make;
 using depthwise::Plan;
@@ -16,10 +17,11 @@ using depthwise::Plan;
 template <typename T>
 cudaError_t LaunchOf(const Plan& plan, bool wgrad, const void* first, const void* second, void* third, const Epilogue* epilogue,
                      LaunchStream stream) {
-  if (wgrad) return LaunchWgrad<T>(plan, first, second, third, stream);
   if constexpr (sizeof(T) == 2) {  // which tensor cores take
+    if (plan.rows > 0 && wgrad) return LaunchMmaWgrad<T>(plan, first, second, third, stream);
     if (plan.rows > 0) return LaunchMma<T>(plan, first, second, third, epilogue, stream);
   }
+  if (wgrad) return LaunchWgrad<T>(plan, first, second, third, stream);
   return LaunchGather<T>(plan, first, second, third, epilogue, stream);
 }
 

@@ -18,7 +18,7 @@ struct DepthwiseConfig {
   JAXEXT_INTEGERS(lanes,   // vectors of channels side by side in a block, a power of two
                   strip,   // targets in a row that a thread walks along
                   pieces,  // wgrad: pieces of the filter that share a block, a power of two; otherwise 1
-                  lines,   // fprop, dgrad: on tensor cores, lines of targets that are walked down; otherwise 0
+                  lines,   // on tensor cores, lines of targets that are walked down; otherwise 0
                   splits)  // wgrad: partial sums, which go along a leading axis of the result; otherwise 1
 };
 

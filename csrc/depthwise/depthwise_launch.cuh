@@ -6,6 +6,7 @@
 #include "depthwise/depthwise_gather.cuh"
 #include "depthwise/depthwise_launch.h"
 #include "depthwise/depthwise_mma.cuh"
+#include "depthwise/depthwise_mma_wgrad.cuh"
 #include "depthwise/depthwise_wgrad.cuh"
 #include "common/launch.cuh"
 
@@ -42,6 +43,11 @@ cudaError_t LaunchMma(const Plan& plan, const void* source, const void* filter, 
     return Launch(plan, kMmaThreads, plan.mma, stream, MmaKernel<T, decltype(finish)>(plan), finish, static_cast<const T*>(source),
                   static_cast<const T*>(filter), static_cast<T*>(target));
   });
+}
+
+template <typename T>
+cudaError_t LaunchMmaWgrad(const Plan& plan, const void* x, const void* y, void* w, LaunchStream stream) {
+  return Launch(plan, kMmaThreads, plan.mma_wgrad, stream, MmaWgradKernel<T>(plan), static_cast<const T*>(x), static_cast<const T*>(y), w);
 }
 
 template <typename T>

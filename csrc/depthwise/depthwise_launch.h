@@ -18,6 +18,8 @@ template <typename T>
 cudaError_t LaunchMma(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
                       LaunchStream stream);
 template <typename T>
+cudaError_t LaunchMmaWgrad(const Plan& plan, const void* x, const void* y, void* w, LaunchStream stream);
+template <typename T>
 cudaError_t LaunchWgrad(const Plan& plan, const void* x, const void* y, void* w, LaunchStream stream);
 
 }  // namespace jaxext::depthwise

@@ -3,5 +3,6 @@
 namespace jaxext::depthwise {
 
 template cudaError_t LaunchMma<__nv_bfloat16>(const Plan&, const void*, const void*, void*, const Epilogue*, LaunchStream);
+template cudaError_t LaunchMmaWgrad<__nv_bfloat16>(const Plan&, const void*, const void*, void*, LaunchStream);
 
 }  // namespace jaxext::depthwise

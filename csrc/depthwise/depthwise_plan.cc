@@ -46,8 +46,7 @@ Status CheckConfig(ConvRole role, const DepthwiseConfig& config, Dtype result) {
   }
   const int64_t most_splits = wgrad ? kMostGridYZ : 1;
   if (config.splits < 1 || config.splits > most_splits) return refuse("splits", config.splits, "1 to " + std::to_string(most_splits));
-  const int64_t most_lines = wgrad ? 0 : kMmaMostLines;
-  if (config.lines < 0 || config.lines > most_lines) return refuse("lines", config.lines, "0 to " + std::to_string(most_lines));
+  if (config.lines < 0 || config.lines > kMmaMostLines) return refuse("lines", config.lines, "0 to " + std::to_string(kMmaMostLines));
   if (config.splits > 1 && result != Dtype::kF32) return Invalid(name + "a result of " + Name(result) + " in parts, want float32");
   return {};
 }
@@ -173,23 +172,46 @@ Reason MmaRefuses(const ConvProblem& problem, ConvRole role, Dtype dtype) {
   if (h.R < 1 || h.R > kMmaRows || w.R < 1 || w.R > kMmaColumns) {
     return "1x1 to " + Text(kMmaRows) + "x" + Text(kMmaColumns) + " taps, not " + Text(h.R) + "x" + Text(w.R);
   }
+  const int64_t positions = problem.B * problem.N * d.T * std::max(int64_t{h.T} * w.T, int64_t{h.S} * w.S);
+  if (role == ConvRole::kWgrad && Product({positions, problem.G}) > kMostMmaElements) return "arrays of 2^34 elements at most";
   return {};
 }
 
-void PlanMma(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& config, Plan* plan) {
-  MmaParams& p = plan->mma;
-  p.h = MakeMmaAxis(plan->params.h), p.w = MakeMmaAxis(MakeAxis(problem, role, 2));
-  p.images = plan->params.N * plan->params.d.T, p.channels = plan->params.filters;
+MmaParams LinesOf(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& config, const Plan& plan) {
+  MmaParams p{};
+  p.h = MakeMmaAxis(plan.params.h), p.w = MakeMmaAxis(MakeAxis(problem, role, 2));
+  p.images = plan.params.N * plan.params.d.T, p.channels = plan.params.filters;
   p.lines = static_cast<int>(std::min<int64_t>(config.lines, p.h.T));
   p.parts = static_cast<int>(CeilDiv(p.h.T, p.lines));
   p.steps = p.lines + p.h.taps - 1;
   p.source_pitch = int64_t{p.w.S} * p.channels, p.target_pitch = int64_t{p.w.T} * p.channels;
   p.channel_blocks = static_cast<int>(CeilDiv(p.channels, kMmaChannels));
   p.column_blocks = static_cast<int>(CeilDiv(p.w.T, kMmaTargets));
+  return p;
+}
+
+int64_t Walks(const MmaParams& p) { return CeilDiv(int64_t{p.images} * p.parts, kMmaLines) * p.column_blocks; }
+
+void PlanMma(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& config, Plan* plan) {
+  MmaParams& p = plan->mma = LinesOf(problem, role, config, *plan);
   plan->rows = p.h.taps <= 5 ? 5 : kMmaRows;
-  plan->grid[0] = CeilDiv(int64_t{p.images} * p.parts, kMmaLines) * p.column_blocks * p.channel_blocks;
+  plan->grid[0] = Walks(p) * p.channel_blocks;
   plan->grid[1] = 1, plan->grid[2] = problem.B;
   plan->shared_bytes = kMmaSharedBytes;
+  plan->lanes = kMmaThreads;
+}
+
+void PlanMmaWgrad(const ConvProblem& problem, const DepthwiseConfig& config, Dtype result, Plan* plan) {
+  MmaWgradParams& p = plan->mma_wgrad;
+  p.lines = LinesOf(problem, ConvRole::kWgrad, config, *plan);
+  plan->rows = p.lines.h.taps <= 3 ? 3 : p.lines.h.taps <= 5 ? 5 : kMmaRows;
+  p.lines.steps = static_cast<int>(CeilDiv(p.lines.steps + 1, plan->rows)) * plan->rows;
+  p.walks = static_cast<int>(Walks(p.lines)), p.share = static_cast<int>(CeilDiv(p.walks, config.splits));
+  p.source_pitch = static_cast<unsigned>(p.lines.source_pitch / 8), p.target_pitch = static_cast<unsigned>(p.lines.target_pitch / 4);
+  p.float_result = result == Dtype::kF32;
+  plan->grid[0] = p.lines.channel_blocks;
+  plan->grid[1] = config.splits, plan->grid[2] = problem.B;
+  plan->shared_bytes = kMmaWgradSharedBytes;
   plan->lanes = kMmaThreads;
 }
 
@@ -248,9 +270,12 @@ Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& co
   p.strip = static_cast<int>(std::clamp<int64_t>(of_class, 1, config.strip));
   p.strips = static_cast<int>(p.spacing * CeilDiv(of_class, p.strip));
   p.channel_blocks = static_cast<int>(CeilDiv(p.filters, config.lanes * vector * p.folds));
-  if (role == ConvRole::kWgrad) {
+  const bool on_tensor_cores = config.lines > 0 && aligned;  // without vectors there are the other kernels alone
+  if (role == ConvRole::kWgrad && on_tensor_cores) {
+    PlanMmaWgrad(problem, config, result, plan);
+  } else if (role == ConvRole::kWgrad) {
     PlanWgrad(problem, config, vector, result, plan);
-  } else if (config.lines > 0 && aligned) {  // others go without vectors, which the tensor cores' kernel has not
+  } else if (on_tensor_cores) {
     PlanMma(problem, role, config, plan);
   } else if (Status status = PlanGather(problem, config, vector, plan); !status.ok()) {
     return status;

@@ -21,15 +21,19 @@ constexpr int kFewWgradTaps = 4;  // the same for a thread without a window of s
 constexpr int kWarp = 32;
 constexpr int kSharedBytes = 48 << 10;  // the shared memory of a block without opting in for more, on every device
 
-// Of the kernel on tensor cores (depthwise_mma.cuh).
-constexpr int kMmaThreads = 256, kMmaResident = 2;  // of a block, and blocks on a multiprocessor
-constexpr int kMmaLines = 16;                       // that a block walks down in step
-constexpr int kMmaMostLines = 32;                   // of targets that it walks along: a thread has a bit for each
-constexpr int kMmaTargets = 8;                      // neighbours in a line
-constexpr int kMmaVector = 8;                       // channels of an access
-constexpr int kMmaChannels = 16;                    // of a block
-constexpr int kMmaRows = 7, kMmaColumns = 9;        // the most taps along the axes: the sums of all rows are held, a band has 16 sources
-constexpr int kMmaSharedBytes = 33280;              // two lines' sources and sums
+// Of the kernels on tensor cores (depthwise_mma.cuh, depthwise_mma_wgrad.cuh).
+constexpr int kMmaThreads = 256, kMmaResident = 2;      // of a block, and blocks on a multiprocessor
+constexpr int kMmaLines = 16;                           // that a block walks down in step
+constexpr int kMmaSources = 16;                         // of a product
+constexpr int kMmaMostLines = 32;                       // of targets that it walks along: a thread has a bit for each
+constexpr int kMmaTargets = 8;                          // neighbours in a line
+constexpr int kMmaVector = 8;                           // channels of an access
+constexpr int kMmaChannels = 16;                        // of a block
+constexpr int64_t kMostMmaElements = int64_t{1} << 34;  // wgrad numbers vectors of 4 channels with 32 bits
+constexpr int kMmaRows = 7, kMmaColumns = 9;  // the most taps along the axes: the sums of all rows are held, a band has 16 sources
+constexpr int kMmaSharedBytes = 33280;        // two lines' sources and sums
+constexpr int kMmaWgradSteps = 48;            // of wgrad, at most, in lines of sources
+constexpr int kMmaWgradSharedBytes = 27392;   // two lines' sources and targets, and what there is at each step
 
 // Limits, which the messages name in figures.
 constexpr int kMostTaps = 31;            // of an axis
@@ -84,19 +88,28 @@ struct MmaAxis {
   int origin, first_tap, tap_step;
 };
 
-// The arguments of that kernel.  Its lines are numbered: those of one part of an image after those of another.
+// The arguments of fprop's and dgrad's.  Lines are numbered: those of one part of an image after those of another.
 struct MmaParams {
   int images, channels;
   int lines, parts;  // lines of targets of a part, and parts of an image
-  int steps;         // lines of sources that a part meets
+  int steps;         // lines of sources that a part meets, in wgrad rounded up to a multiple of the rows of its kernel
   int channel_blocks, column_blocks;
   int64_t source_pitch, target_pitch;  // elements of a line
   MmaAxis h, w;
 };
 
+// The arguments of wgrad's.  A walk is of 16 lines and 8 columns.
+struct MmaWgradParams {
+  MmaParams lines;
+  int walks, share;                     // all walks, and how many of them a block sums
+  unsigned source_pitch, target_pitch;  // vectors of 8 and 4 channels of a line
+  int float_result;                     // 1 or 0
+};
+
 struct Plan {
   Params params;
   MmaParams mma;
+  MmaWgradParams mma_wgrad;
   bool vector;  // 16 bytes of channels of y per access, or one channel
   bool many;    // vectors, and several filters per channel of x
   bool window;  // neighbouring targets share sources (hop 1)

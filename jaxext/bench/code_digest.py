@@ -71,9 +71,10 @@ def _functions(arch: int) -> list[tuple[dict, str]]:
 def _is_of(row: dict, family: str, role: str, dtypes: str) -> bool:
     if row["kernel"] == "matmul_nt" and row["operands"] == "float32":
         return family == "matmul" and dtypes.startswith("fp32,")
-    roles = {*MATMUL_ROLES, *CONV_ROLES}
-    its, asked = row["kernel"].rpartition("_")[2], role.rpartition("_")[2]
-    if its in roles and asked in roles and its != asked or _family(row["kernel"]) != family:
+    its, asked = row["kernel"].rpartition("_")[2], "fprop" if "bias_act" in role else role.rpartition("_")[2]
+    roles = {*(("fprop", "dgrad") if its in ("gather", "mma") else (its,))}
+    known = {*MATMUL_ROLES, *CONV_ROLES}
+    if roles <= known and asked in known and asked not in roles or _family(row["kernel"]) != family:
         return False
     return "operands" not in row or DTYPES[row["operands"]] in re.split("x|->", dtypes.partition(",")[0])
 

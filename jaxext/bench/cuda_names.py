@@ -20,7 +20,7 @@ CONV_ROLES = ("fprop", "dgrad", "wgrad")
 
 _NAME = re.compile(
     r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
-    r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|GatherMma|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
+    r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|GatherMma|WgradMma|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
 )  # up to a template among the arguments
 # Of a family that has no words of its own here.
 _OTHER = re.compile(r"jaxext::(?!sm90:|depthwise:|causal:|weight_only:)(\w+)::(?:\(anonymous namespace\)::)?\w+<([^<>]*)>")
@@ -106,11 +106,11 @@ def describe(name: str) -> dict:
             "config": f"int{bits}, {m}x256",
             **{"bits": bits, "tile_m": m, "tile_n": 256},
         }
-    if template == "GatherMma":
+    if template in ("GatherMma", "WgradMma"):
         return {
-            "kernel": "depthwise_mma",
+            "kernel": "depthwise_mma" if template == "GatherMma" else "depthwise_mma_wgrad",
             "operands": ELEMENTS[arguments[0]],
-            "config": f"8 channels, {arguments[1]} rows" + (", epilogue" if arguments[2].endswith("Finish") else ""),
+            "config": f"8 channels, {arguments[1]} rows" + (", epilogue" if arguments[-1].endswith("Finish") else ""),
             "vector": 8,
             "rows": int(arguments[1]),
         }

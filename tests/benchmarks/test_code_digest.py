@@ -75,7 +75,8 @@ ROWS = {
     ("matmul_nt", "bfloat16"): ["matmul matmul_nt bf16", "matmul linear bf16", "matmul linear+z bf16"],
     ("conv2d_wgrad", "float16"): ["conv conv2d_wgrad fp16->fp32"],
     ("depthwise_gather", "float32"): ["depthwise conv2d_fprop fp32,ieee"],
-    ("depthwise_mma", "bfloat16"): ["depthwise_mma conv2d_fprop bf16"],
+    ("depthwise_mma", "bfloat16"): ["depthwise_mma conv2d_fprop bf16", "depthwise_mma conv2d_bias_act+z bf16"],
+    ("depthwise_mma_wgrad", "bfloat16"): ["depthwise_mma conv2d_wgrad bf16"],
     ("wide_weight_only", "bfloat16"): ["wide_weight_only scaled_dot_w_nn bf16xi4->bf16"],
     ("scaled", "float8_e4m3fn"): ["scaled scaled_dot_xw_nn fp8e4nv->bf16"],
 }

@@ -6,6 +6,7 @@ import re
 import types
 from typing import Any
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -403,7 +404,7 @@ RULES = {
 def test_operation_has_every_rule():
     x, g = jnp.arange(1, 33, dtype="float32").reshape(8, 4) % 5, jnp.arange(1, 5, dtype="float32")
     op = functools.partial(blend(), implementation="cuda_simulated")
-    skip = dict.fromkeys({*testing.CHECKS} - RULES, "not in this test") | testing.WITH_CALLBACKS
+    skip = cases.other_checks(*RULES) | testing.WITH_CALLBACKS
     report = testing.check_op(op, lambda x, g: x * x * g[None], (x, g), skip=skip, show=False)
     assert report.passed and report.complete and {row.check for row in report.rows if row.outcome == "passed"} == RULES, report
 

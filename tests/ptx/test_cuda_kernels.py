@@ -202,8 +202,9 @@ def test_depthwise_convolution(dtype, arch):
     """All kernels of the dtype run: the filter, the sizes and whether channels fill vectors decide which one is taken."""
     for problem in depthwise_problems(dtype, test_depthwise.ROLES, int(arch[3:])):
         configs = cuda_depthwise.candidates(problem)
-        check(conv_call(problem, configs[0]), arch=arch)
-        others = [config for config in configs if config.lines == 0]  # than those on tensor cores
+        on_tensor_cores, others = ([config for config in configs if (config.lines > 0) == which] for which in (True, False))
+        for config in {configs[0], *on_tensor_cores[:1]}:
+            check(conv_call(problem, config), arch=arch)
         check(conv_call(problem, others[-1], integers=False), arch=arch)
     assert_all_ran(dtype, arch, lambda name: "depthwise" in name and "Finish" not in name)
 

@@ -5,8 +5,8 @@ is large.  A thread has one vector of channels of y and walks along a strip of t
 side by side in a block, and strips fill the rest of its threads.  If several filters share a channel of x (K > 1), a vector meets fewer
 channels of x, and in dgrad a thread sums the vectors of a channel.
 
-Tensor cores take filters of several rows, in 16 bits and without strides or dilations (depthwise_mma.cuh).  A block walks down 16
-lines, each of which is part of an image, in step.
+Tensor cores take filters of several rows, in 16 bits and without strides or dilations (depthwise_mma.cuh, depthwise_mma_wgrad.cuh).  A
+block walks down 16 lines, each of which is part of an image, in step; in wgrad it sums several such walks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ MOST_SPLITS = 1024  # partial results are written and read again
 # On tensor cores, of a block.
 MMA_THREADS, MMA_RESIDENT = 256, 2
 MMA_LINES, MMA_TARGETS, MMA_SOURCES, MMA_CHANNELS = 16, 8, 16, 16  # a product has so many lines, targets and sources; two channels a warp
-MMA_ROWS = (5, 7)  # of a filter, for which there are kernels
+MMA_ROWS = {"fprop": (5, 7), "dgrad": (5, 7), "wgrad": (3, 5, 7)}  # of a filter, for which there are kernels
 MMA_COLUMNS = 9  # most taps of a filter row: 8 targets meet 16 sources
 MMA_MOST_LINES = 32  # of targets that it walks down
-MMA_SHARED = 4 * 8192  # bytes of shared memory for each step: sources and sums, written and read
-MMA_ISSUED = 104  # instructions of a warp for each step, beside two products for each filter row: counted in its code
-MMA_FEWEST_TAPS = 21  # with fewer, products outside tensor cores take less time than moving the arrays
+MMA_MOST_ELEMENTS = 1 << 34  # of an array in wgrad, which numbers four at a time with 32 bits
+# Bytes of shared memory for each step: sources and sums, or sources and targets, written and read.
+MMA_SHARED = {"fprop": 4 * 8192, "dgrad": 4 * 8192, "wgrad": 2 * 12800}
+# Instructions of a warp for each step, beside two products for each filter row, counted in its code; and those to begin a walk of wgrad.
+MMA_ISSUED, MMA_WGRAD_ISSUED, MMA_BEGIN = 104, 83, 300
+MMA_FEWEST_TAPS = 21  # of fprop and dgrad: with fewer, products outside tensor cores take less time than moving the arrays
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class DepthwiseConfig:
     lanes: int  # vectors of channels side by side in a block, a power of two
     strip: int  # targets in a row that a thread walks along
     pieces: int = 1  # wgrad: pieces of the filter that share a block, a power of two
-    lines: int = 0  # fprop, dgrad: on tensor cores, lines of targets that a warp walks down; 0 for the other kernels
+    lines: int = 0  # on tensor cores, lines of targets that a warp walks down; 0 for the other kernels
     splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
 
 
@@ -67,7 +70,7 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
     strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
     configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
     configs = [_shared_out(problem, config) for config in configs] if problem.role == "wgrad" else configs
-    configs += _on_tensor_cores(problem, configs[-1])
+    configs += [other for config in _on_tensor_cores(problem, configs[-1]) for other in _splits_of_walks(problem, config)]
     return sorted(configs, key=lambda config: (clocks(problem, config), -config.lines, -config.strip))
 
 
@@ -99,13 +102,16 @@ def _mma_clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
     """The same on tensor cores: of loads and stores, products, instructions, or shared memory, whichever takes longest, for each line of
     sources; and of a block's start, with its filters."""
     gpu, (_, h, w), lines = machine(problem.arch, problem.device), problem.axes, _walked(problem, config)
-    rows, steps = next(rows for rows in MMA_ROWS if rows >= h.R), lines + h.R - 1
+    wgrad = problem.role == "wgrad"
+    rows, steps = next(rows for rows in MMA_ROWS[problem.role] if rows >= h.R), lines + h.R - 1
     positions = steps * (MMA_TARGETS + w.R - 1) + lines * MMA_TARGETS * stored(problem.epilogue)
     loaded = positions * MMA_LINES * MMA_CHANNELS * 2
+    steps = cdiv(steps + 1, rows) * rows if wgrad else steps
     multiplied = steps * rows * MMA_CHANNELS * MMA_LINES * MMA_TARGETS * MMA_SOURCES
-    issued = steps * MMA_THREADS * (MMA_ISSUED + 2 * rows) / ISSUED
+    issued = steps * ((MMA_WGRAD_ISSUED if wgrad else MMA_ISSUED) + 2 * rows) + (MMA_BEGIN if wgrad else 0)
     rate = gpu.products / (LEGACY if problem.arch >= 90 else 1)
-    of_block = max(gpu.tile(multiplied, rate, loaded), issued, steps * MMA_SHARED / gpu.shared)
+    of_walk = max(gpu.tile(multiplied, rate, loaded), issued * MMA_THREADS / ISSUED, steps * MMA_SHARED[problem.role] / gpu.shared)
+    of_block = of_walk * (cdiv(_walks(problem, config), config.splits) if wgrad else 1)
     return gpu.rounds(math.prod(grid(problem, config)), MMA_RESIDENT) * (START + MMA_RESIDENT * of_block)
 
 
@@ -113,8 +119,8 @@ def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
     """Blocks, as csrc/depthwise/depthwise_plan.cc counts them."""
     d, h, w = problem.axes
     if config.lines:
-        walks = cdiv(problem.N * d.T * cdiv(h.T, _walked(problem, config)), MMA_LINES)
-        return walks * cdiv(w.T, MMA_TARGETS) * cdiv(problem.G, MMA_CHANNELS), 1, problem.B
+        blocks = cdiv(problem.G, MMA_CHANNELS)
+        return (blocks, config.splits, problem.B) if problem.role == "wgrad" else (_walks(problem, config) * blocks, 1, problem.B)
     channels = cdiv(_vectors(problem), config.lanes)
     if problem.role == "wgrad":
         return channels * cdiv(_pieces(problem), config.pieces), config.splits, problem.B
@@ -130,10 +136,13 @@ def fills_vectors(problem: ConvProblem) -> bool:
 def uses_tensor_cores(problem: ConvProblem) -> bool:
     """Return whether tensor cores take it."""
     d, h, w = problem.axes
-    plain = problem.role != "wgrad" and BITS[problem.dtypes[0]] == 16 and problem.K == 1 and problem.G % 8 == 0
+    plain = BITS[problem.dtypes[0]] == 16 and problem.K == 1 and problem.G % 8 == 0
+    elements = problem.B * problem.N * problem.G * max(math.prod(problem.input), math.prod(problem.output))
+    if problem.role == "wgrad" and elements > MMA_MOST_ELEMENTS:
+        return False
     planes = (d.R, d.T, d.offset) == (1, d.S, 0) and problem.stride[0] == problem.input_dilation[0] == 1
     steps = {*problem.stride[1:], *problem.input_dilation[1:], *problem.filter_dilation[1:]}
-    return plain and planes and steps == {1} and 1 <= h.R <= MMA_ROWS[-1] and 1 <= w.R <= MMA_COLUMNS and h.T > 0
+    return plain and planes and steps == {1} and 1 <= h.R <= MMA_ROWS[problem.role][-1] and 1 <= w.R <= MMA_COLUMNS and h.T > 0
 
 
 def _on_tensor_cores(problem: ConvProblem, other: DepthwiseConfig) -> list[DepthwiseConfig]:
@@ -141,10 +150,27 @@ def _on_tensor_cores(problem: ConvProblem, other: DepthwiseConfig) -> list[Depth
     that a batch may have the config of a part of it.  Lanes and strip are for arrays that do not start at a multiple of a vector, which
     the other kernels take."""
     _, h, w = problem.axes
-    if not uses_tensor_cores(problem) or h.R * w.R < MMA_FEWEST_TAPS:
+    few = h.R == 1 if problem.role == "wgrad" else h.R * w.R < MMA_FEWEST_TAPS
+    if not uses_tensor_cores(problem) or few:
         return []
     lines = {cdiv(h.T, cdiv(h.T, most)) for most in range(1, min(h.T, MMA_MOST_LINES) + 1)}
     return [dataclasses.replace(other, lines=number) for number in sorted(lines)]
+
+
+def _splits_of_walks(problem: ConvProblem, config: DepthwiseConfig) -> list[DepthwiseConfig]:
+    """Of wgrad: with the walks shared out to as many blocks as fill all multiprocessors once, or twice."""
+    if problem.role != "wgrad":
+        return [config]
+    walks, blocks = _walks(problem, config), cdiv(problem.G, MMA_CHANNELS) * problem.B
+    full = MMA_RESIDENT * machine(problem.arch, problem.device).multiprocessors // max(1, blocks)
+    shares = {cdiv(walks, max(1, min(rounds * full, MOST_SPLITS))) for rounds in (1, 2)}
+    return [dataclasses.replace(config, splits=max(1, cdiv(walks, max(1, share)))) for share in sorted(shares)]
+
+
+def _walks(problem: ConvProblem, config: DepthwiseConfig) -> int:
+    """Sets of 16 lines, times blocks of columns."""
+    d, h, w = problem.axes
+    return cdiv(problem.N * d.T * cdiv(h.T, _walked(problem, config)), MMA_LINES) * cdiv(w.T, MMA_TARGETS)
 
 
 def _walked(problem: ConvProblem, config: DepthwiseConfig) -> int:

@@ -30,6 +30,7 @@ GATHER = MATMUL | PORTABLE | {"kernel": "depthwise_gather", "loads": {"16": 6, "
 WGRAD = MATMUL | PORTABLE | {"kernel": "depthwise_wgrad", "loads": {"16": 14}, "stores": {"4": 3, "2": 3}}
 MMA = MATMUL | PORTABLE | {"kernel": "depthwise_mma", "registers": 128, "rows": 7, "mma": 14}
 MMA |= {"loads": {"16": 5, "2": 64}, "stores": {"16": 2}}
+MMA_WGRAD = MMA | {"kernel": "depthwise_mma_wgrad", "mma": 98, "loads": {"16": 14, "8": 14, "2": 2}, "stores": {"4": 1, "2": 1}}
 CAUSAL = MATMUL | PORTABLE | {"kernel": "causal_forward", "access": 16, "loads": {"16": 11, "4": 1, "2": 2}, "stores": {"16": 4}}
 CAUSAL_BACK = CAUSAL | {"kernel": "causal_backward", "vector": 4, "access": 8, "loads": {"8": 20, "4": 9}, "stores": {"8": 4, "4": 5}}
 WEIGHT_ONLY = MATMUL | PORTABLE | {"kernel": "weight_only", "mma": 32, "access": 16, "loads": {"16": 25}, "stores": {"16": 12}}
@@ -46,6 +47,7 @@ GOOD = {
     "gather": GATHER,
     "wgrad": WGRAD,
     "depthwise on tensor cores": MMA,
+    "depthwise wgrad on tensor cores": MMA_WGRAD,
     "causal": CAUSAL,
     "causal backward": CAUSAL_BACK,
     "weight-only": WEIGHT_ONLY,
@@ -68,6 +70,7 @@ BROKEN = [
     ("not on the tensor cores", CONV | {"wgmma": 0}),
     ("not on the tensor cores", WEIGHT_ONLY | {"mma": 0}),
     ("not two products for each filter row", MMA | {"mma": 28}),
+    ("not two products for each filter row", MMA_WGRAD | {"mma": 14}),
     ("fewer than two blocks on a multiprocessor", MMA | {"registers": 136}),
     ("narrow stores", MMA | {"stores": {"16": 2, "4": 8}}),
     ("left factors not multiplied from registers", WIDE | {"of_registers": 20}),

@@ -97,6 +97,13 @@ CONVOLUTIONS |= {
         ("a part's line too many", "dgrad", "min(p.lines, p.h.T - first)", "p.lines"),
         ("targets beside the image", "fprop", "Column() < p.w.T ? own.count : 0", "own.count"),
         ("a channel too many", "fprop", "number < p.images * p.parts && channel < p.channels", "number < p.images * p.parts"),
+        ("no barrier after a step", "wgrad", "__syncthreads();  // the next lines are there, and all have done with these", ""),
+        ("no barrier after the steps of a walk", "wgrad", "__syncthreads();  // the steps of a walk are there", ""),
+        ("sources of a sum beside the image", "wgrad", "Source() >= kMmaTargets + of.w.taps - 1 || !Inside(source, of.w.S)", "false"),
+        ("a line of a walk too many", "wgrad", "min(p.h.T - first, p.lines)", "p.lines"),
+        ("targets of another line", "wgrad", "(now + kRows - u) % kRows", "now"),
+        ("another diagonal", "wgrad", "(b + thread) * kMmaTargets + b", "(b + thread + 1) % kMmaSources * kMmaTargets + b"),
+        ("a channel of a sum too many", "wgrad", "vector >= vectors || target >= of.w.T", "target >= of.w.T"),
     )
 }
 
@@ -183,7 +190,7 @@ BROKEN: dict[Any, tuple] = {  # the table, the launches of a row, and the files
     DEPTHWISE: (
         CONVOLUTIONS,
         convolutions,
-        (*(f"depthwise_{name}.cuh" for name in ("common", "gather", "mma", "wgrad")), "depthwise.cc"),
+        (*(f"depthwise_{name}.cuh" for name in ("common", "gather", "mma", "mma_wgrad", "wgrad")), "depthwise.cc"),
     ),
     CAUSAL: (SEQUENCES, sequences, ("causal.cuh", "causal.cc")),
     WEIGHT_ONLY: (PRODUCTS, products, ("weight_only.cuh", "weight_only.cc")),

@@ -13,7 +13,7 @@ from jaxext.ops.conv.cuda_depthwise import DepthwiseConfig
 
 pytestmark = pytest.mark.cuda
 
-ROLES = ("fprop", "dgrad")
+ROLES = ("fprop", "dgrad", "wgrad")
 CASES = {
     "7x7": problem((9, 11), (7, 7), G=24, N=3, low=3, high=3),
     "7x7 without padding": problem((9, 12), (7, 7), G=8),
@@ -29,19 +29,34 @@ CASES = {
 SMALL = problem((7, 9), (7, 7), G=8, N=2, low=3, high=3)
 
 
-def uses_tensor_cores(lines):
-    return DepthwiseConfig(lanes=1, strip=4, lines=lines)
+def uses_tensor_cores(lines, splits=1):
+    return DepthwiseConfig(lanes=1, strip=4, lines=lines, splits=splits)
+
+
+def kernel_of(case):
+    rows = case.filter[1]
+    return ("WgradMma", 3 if rows <= 3 else 5 if rows <= 5 else 7) if case.role == "wgrad" else ("GatherMma", 5 if rows <= 5 else 7)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ROLES)
 def test_geometry(simulator, role, dtype):
-    """Parts of one line, of a few with a shorter last one, and of whole images."""
+    """Parts of one line, of a few with a shorter last one, and of whole images; sums of one block, and of several, some of them empty."""
     cases = [of_role(case, role, dtype) for case in CASES.values()]
-    launches = [(case, uses_tensor_cores(lines)) for case in cases for lines in ((1, 32) if case.N > 16 else (3,))]
+    splits = 1 if role != "wgrad" else 4
+    launches = [(case, uses_tensor_cores(lines, splits)) for case in cases for lines in ((1, 32) if case.N > 16 else (3,))]
+    if role == "wgrad":
+        launches = [(dataclasses.replace(case, dtypes=(*case.dtypes[:2], "fp32")), config) for case, config in launches]
+        launches.append((cases[0], uses_tensor_cores(3)))
     simulator.check(DEPTHWISE, launches)
     for (case, config), reply in zip(launches, simulator.run(DEPTHWISE, [(*launch, None) for launch in launches]), strict=True):
-        assert reply.kernel == ("GatherMma", 5 if case.filter[1] <= 5 else 7) and reply.grid == cuda_depthwise.grid(case, config)
+        assert reply.kernel == kernel_of(case) and reply.grid == cuda_depthwise.grid(case, config)
+
+
+def test_a_walk_that_fills_its_steps(simulator):
+    """Steps are a multiple of 7 with 7 filter rows, of which the last has no lines: 14 for 7 lines of targets, 21 for 8."""
+    case = of_role(problem((15, 17), (7, 7), G=8, N=17, low=3, high=3), "wgrad", "bf16")
+    simulator.check(DEPTHWISE, [(case, uses_tensor_cores(lines)) for lines in (7, 8)])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
@@ -50,7 +65,7 @@ def test_rounding(simulator, dtype):
     simulator.check(DEPTHWISE, [(of_role(SMALL, "fprop", dtype), uses_tensor_cores(5))], integers=False)
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", ROLES[:2])
 def test_what_is_not_finite_reaches_only_targets_that_meet_it(simulator, role):
     """The band's zeros multiply it too.  All others keep their sums, and those that meet it have what the definition has."""
     case = of_role(SMALL, role, "bf16")
@@ -80,6 +95,21 @@ def _summed(case, operands):
                     if 0 <= p + r - 3 < H and 0 <= q + s - 3 < W:
                         result[:, p, q] += source[:, p + r - 3, q + s - 3] * filter[:, r, s]
     return result.reshape(shape_of(case, "y" if case.role == "fprop" else "x"))
+
+
+def test_what_is_not_finite_reaches_only_the_taps_that_it_has(simulator):
+    """A target beyond the image is a zero that meets it too; a sum that it is part of is the definition's."""
+    case = of_role(SMALL, "wgrad", "bf16")
+    operands = operands_of(case)
+    operands["y"][...] = np.abs(operands["y"]) + 1
+    operands["x"][0, 0, 0, 0, 0, 1] = np.inf
+    operands["x"][0, 1, 0, -1, -1, 7] = np.nan
+    (got,) = simulator.launch(DEPTHWISE, case, uses_tensor_cores(4), operands).results
+    x, y = (operands[slot].astype(np.float64).reshape(2, 7, 9, 8) for slot in "xy")
+    x = np.pad(x, [(0, 0), (3, 3), (3, 3), (0, 0)])
+    want = np.stack([np.stack([(x[:, u : u + 7, v : v + 9] * y) for v in range(7)]) for u in range(7)]).sum(axis=(2, 3, 4))
+    assert 24 <= np.count_nonzero(~np.isfinite(want)) == 2 * 4 * 4
+    np.testing.assert_array_equal(got.astype(np.float64).reshape(8, 7, 7).transpose(1, 2, 0), want)
 
 
 def test_an_infinite_tap_meets_no_padding(simulator):
@@ -115,7 +145,7 @@ REFUSED = [
     ({"filter": (1, 7, 10)}, 4, "tensor cores take 1x1 to 7x9 taps, not 7x10"),
     ({}, 33, "lines is 33, want 0 to 32"),
     ({}, -1, "lines is -1, want 0 to 32"),
-    ({"role": "wgrad"}, 1, "wgrad: lines is 1, want 0 to 0"),
+    ({"role": "wgrad", "N": 1 << 24}, 4, "wgrad: lines is 4, want 0: tensor cores take arrays of 2^34 elements at most"),
 ]
 
 
@@ -143,11 +173,11 @@ def test_the_model_prefers_tensor_cores_for_large_filters():
             assert found[0].lines > 0 and any(config.lines == 0 for config in found)
             assert all(config.lines <= cuda_depthwise.MMA_MOST_LINES for config in found)
             few = cuda_depthwise.candidates(dataclasses.replace(of_role(convnext, role, "bf16"), arch=arch, N=1))
-            assert {*few} == {*found}, "a batch may have the config of a part of it"
+            assert {*few} == {*found} or role == "wgrad", "a batch may have the config of a part of it"
     others = [
         of_role(convnext, "fprop", "fp32"),
-        of_role(convnext, "wgrad", "bf16"),
         of_role(problem((56, 56), (3, 3), G=96, N=64, low=1, high=1), "fprop", "bf16"),
+        of_role(problem((4096,), (4,), G=96, N=64, low=3), "wgrad", "bf16"),
         of_role(problem((56, 56), (7, 7), G=96, N=64, stride=2, low=3, high=3), "fprop", "bf16"),
     ]
     assert all(config.lines == 0 for case in others for config in cuda_depthwise.candidates(case))
