@@ -34,7 +34,8 @@ from jaxext.ops.ragged_scaled import cuda as cuda_ragged_scaled
 from jaxext.ops.scaled import cuda as cuda_scaled
 
 Arrays = dict[str, np.ndarray]
-TF32 = 2**12  # how many times as far off as float32's rounding a product of factors is that lose 13 bits each
+# How many times as far off as float32's rounding a product of factors is that lose 13 bits each.  The interpreter cuts them off; TMA rounds.
+TF32 = 2**12
 DEFINITIONS: dict[str, Any] = {"conv": test_conv, "scaled": test_scaled_dot}
 
 

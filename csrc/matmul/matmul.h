@@ -53,7 +53,7 @@ int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int6
 // transposed operands make it NT, the only one that is launched.
 Reason MatmulRefuses(MatmulRole role, bool fused, const MatmulProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
-// The result of `role`, of NN with an epilogue if there is one.
+// The result of `role`, with an epilogue if there is one: of NN, and of NT in float32.
 Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, const ProductArrays& arrays,
                     const Epilogue* epilogue, LaunchStream stream);
 
