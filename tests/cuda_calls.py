@@ -34,7 +34,7 @@ from jaxext.ops.ragged_scaled import cuda as cuda_ragged_scaled
 from jaxext.ops.scaled import cuda as cuda_scaled
 
 Arrays = dict[str, np.ndarray]
-# How many times as far off as float32's rounding a product of factors is that lose 13 bits each.  The interpreter cuts them off; TMA rounds.
+# A product of factors that lose 13 bits each is so many times as far off as float32's rounding.  The interpreter cuts them off, TMA rounds.
 TF32 = 2**12
 DEFINITIONS: dict[str, Any] = {"conv": test_conv, "scaled": test_scaled_dot}
 
