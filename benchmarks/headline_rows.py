@@ -44,6 +44,7 @@ HEADLINE: tuple[str, ...] = (
     *_cases("4096 cubed by other means, 4096x4096x4096", "nn", "float32"),
     *_cases("4096 cubed in parts, 4096x4096x4096", "nn", "bf16x3"),
     *_cases("4096 cubed by other means, 4096x4096x4096", "nn", "bf16x6"),
+    *_cases("linear gelu fp32, 8192x4096x14336", "forward", "float32"),
     *_cases("mobilenet 3x3, 64x56x56x144", "fprop wgrad"),
     *_cases("resnet50 3x3, 64x14x14x256", "fprop dgrad wgrad"),
     *_cases("unet 3x3, 1x64x64x320", "fprop"),

@@ -38,8 +38,9 @@ def shapes_of(target: str, attributes: Mapping[str, Any]) -> dict[str, tuple[int
     a, role = types.SimpleNamespace(**attributes), role_of(target)
     match Case(target, attributes, {}, {}).family:
         case "matmul" | "pieces":
-            c, result = (a.B, a.M, a.N), SLOTS[role][2]
-            shapes = dict(a=(a.B, a.M, a.K), b=(a.B, a.K, a.N), c=c, bias=(a.B, a.N), residual=c, saved=c)
+            shapes, result = dict(a=(a.B, a.M, a.K), b=(a.B, a.K, a.N), c=(a.B, a.M, a.N)), SLOTS[role][2]
+            y = shapes[result]
+            shapes |= dict(bias=(a.B, y[-1]), residual=y, saved=y)
         case "conv" | "depthwise":
             y, result = (a.B, a.N, *a.output, a.G, a.K), SLOTS[role][2]
             shapes = dict(
@@ -129,7 +130,7 @@ def change_dtypes(**changes):
 
 def matmul(row, B, M, N, K, splits=1, epilogue: tuple[int, Sequence[str]] | None = None):
     """`epilogue`: the activation's number and the slots that exist; all of them if the kernel fuses one."""
-    target = "linear" if row["fused"] else f"matmul_{row['role']}"
+    target = {"nn": "linear", "nt": "linear_nt"}[row["role"]] if row["fused"] else f"matmul_{row['role']}"
     config = config_of(row, "tile_m tile_n tile_k cluster_m pingpong", splits)
     case = _product(target, row, dict(B=B, M=M, N=N, K=K) | config, row["result"])
     return add_epilogue(case, *(epilogue or (3, EPILOGUE))) if row["fused"] else case

@@ -34,7 +34,7 @@ LIBRARY = LIBRARIES[-1] if LIBRARIES else TESTS
 from jaxext import _cuda_module  # noqa: E402
 
 STREAM = 77
-ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
+ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2, 11: 4}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
 
 # What can be called, a row for each compiled kernel.

@@ -1,7 +1,7 @@
 """The host code of csrc/ that decides what the CUDA kernels are asked, compiled by a C++ compiler: tests/csrc/host_code.cc.
 
 `refuses` is what the compiled module answers, but of the sources that are here, and of a table of matrix products with bfloat16 alone (and
-float8 in nt).  Needs g++; no GPU, no CUDA and no compiled module.
+float8 and float32 in nt).  Needs g++; no GPU, no CUDA and no compiled module.
 """
 
 import collections

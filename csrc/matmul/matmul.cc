@@ -28,6 +28,9 @@ bool Computes(const MatmulKernel& kernel, MatmulRole role, const Dtypes& dtypes,
          ShortName(kernel.result) == dtypes.result;
 }
 
+// The role of the kernels that compute a role of operands of this dtype.  Float32 has NT alone: callers transpose operands of other roles.
+MatmulRole KernelRole(MatmulRole role, const std::string& operands) { return operands == ShortName(Dtype::kF32) ? MatmulRole::kNT : role; }
+
 std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
   const auto& [first, second, result, further] = dtypes;
   if (first != second) {
@@ -39,7 +42,7 @@ std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
   }
   std::set<std::string> operands, results;
   for (const MatmulKernel& kernel : MatmulKernels()) {
-    if (kernel.role != role || kernel.fused != fused) continue;
+    if (kernel.role != KernelRole(role, ShortName(kernel.operands)) || kernel.fused != fused) continue;
     operands.insert(ShortName(kernel.operands));
     if (ShortName(kernel.operands) == first) results.insert(ShortName(kernel.result));
   }
@@ -52,14 +55,22 @@ std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
 // The reason if no kernel of the role supports the problem, whatever the tile.
 Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, bool fused) {
   const std::vector<MatmulKernel>& kernels = MatmulKernels();
-  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const MatmulKernel& k) { return Computes(k, role, dtypes, fused); });
+  const MatmulRole computed = KernelRole(role, dtypes.first);
+  const auto kernel =
+      std::find_if(kernels.begin(), kernels.end(), [&](const MatmulKernel& k) { return Computes(k, computed, dtypes, fused); });
   if (kernel == kernels.end()) return WrongDtypes(role, dtypes, fused);
   if (std::min({p.B, p.M, p.N, p.K}) == 0) return {};
   if (Reason reason = CheckSizes({p.B, p.M, p.N, p.K})) return reason;
   const bool nt = role == MatmulRole::kNT;
   const int64_t bytes = Bytes(kernel->operands);
-  if (Reason reason = CheckRow("the left operand", nt ? 'N' : 'K', nt ? p.N : p.K, bytes)) return reason;
-  if (Reason reason = CheckRow("the right operand", 'N', p.N, bytes)) return reason;
+  if (kernel->operands == Dtype::kF32) {
+    // Of TN both operands are copied before, and padded.
+    const int64_t depth = nt ? p.N : role == MatmulRole::kNN ? p.K : 0;
+    if (Reason reason = CheckRow("each operand", nt ? 'N' : 'K', depth, bytes)) return reason;
+  } else {
+    if (Reason reason = CheckRow("the left operand", nt ? 'N' : 'K', nt ? p.N : p.K, bytes)) return reason;
+    if (Reason reason = CheckRow("the right operand", 'N', p.N, bytes)) return reason;
+  }
   if (Reason reason = CheckRow("the result", nt ? 'K' : 'N', nt ? p.K : p.N, Bytes(kernel->result))) return reason;
   if (std::max({Product({p.B, p.M, p.K}), Product({p.B, p.K, p.N}), Product({p.B, p.M, p.N})}) > kMostElements) {
     return "an array of " + Text(p) + " has 2^38 elements or more, want fewer";
@@ -71,7 +82,7 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtype
 
 const std::vector<MatmulKernel>& MatmulKernels() {
   static const auto* const kernels =
-      new std::vector<MatmulKernel>(Joined({MatmulNN(), MatmulNT(), MatmulTN(), MatmulNTE4M3(), MatmulNNFused()}));
+      new std::vector<MatmulKernel>(Joined({MatmulNN(), MatmulNT(), MatmulTN(), MatmulNTE4M3(), MatmulNTTF32(), MatmulNNFused()}));
   return *kernels;
 }
 
@@ -118,7 +129,8 @@ Reason MatmulRefuses(MatmulRole role, bool fused, const MatmulProblem& p, const 
   if (p.B == 0 || p.M == 0 || p.N == 0 || p.K == 0) return {};
   const Gemm gemm = GemmOf(role, p, 1, nullptr, nullptr, nullptr);
   for (const MatmulKernel& kernel : MatmulKernels()) {
-    if (Computes(kernel, role, dtypes, fused) && FewTiles(gemm, kernel.config, Product({p.B, kMostSplits}))) return {};
+    if (Computes(kernel, KernelRole(role, dtypes.first), dtypes, fused) && FewTiles(gemm, kernel.config, Product({p.B, kMostSplits})))
+      return {};
   }
   return ManyTiles(p);
 }

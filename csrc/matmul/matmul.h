@@ -49,10 +49,11 @@ Gemm GemmOf(MatmulRole role, const MatmulProblem& problem, int64_t splits, const
 // more waves.  If there is only one wave, all tiles are computed at once anyway.
 int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors);
 
-// Problems with a size of 0 are accepted, whatever the other sizes.  `fused`: with an epilogue.
+// Problems with a size of 0 are accepted, whatever the other sizes.  `fused`: with an epilogue.  Every role of float32 is accepted, as
+// transposed operands make it NT, the only one that is launched.
 Reason MatmulRefuses(MatmulRole role, bool fused, const MatmulProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
-// The result of `role`, of NN with an epilogue if there is one.
+// The result of `role`, with an epilogue if there is one: of NN, and of NT in float32.
 Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, const ProductArrays& arrays,
                     const Epilogue* epilogue, LaunchStream stream);
 
@@ -61,6 +62,7 @@ std::vector<MatmulKernel> MatmulNN();
 std::vector<MatmulKernel> MatmulNT();
 std::vector<MatmulKernel> MatmulTN();
 std::vector<MatmulKernel> MatmulNTE4M3();
+std::vector<MatmulKernel> MatmulNTTF32();
 std::vector<MatmulKernel> MatmulNNFused();
 
 }  // namespace jaxext

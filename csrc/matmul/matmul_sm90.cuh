@@ -1,7 +1,7 @@
 // One matrix product for Hopper, of CUTLASS's collectives: TMA loads into a ring of shared memory by a warp of their own, wgmma by two warp
 // groups, persistent blocks, and clusters that load what they share once.
 //
-// The roles differ only in the majors of their operands.  wgmma supports both majors (for 8-bit operands only the contracted axis last):
+// The roles differ only in the majors of their operands.  wgmma takes both of 16-bit operands, and of others the contracted axis last:
 //
 //     role  A            B                D[m, n]
 //     nn    a[M,K]       b[K,N]           c[M,N]    A: contracted axis last; B: first

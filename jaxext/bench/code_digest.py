@@ -45,7 +45,8 @@ def joint_digest(digests: Iterable[str]) -> str:
 def cuda_digest(kind: str, arch: int) -> str | None:
     """The digest of the compiled module's kernels of a kind ("family role dtypes") for a GPU; None if it has none.
 
-    Kernels with a role in their name count for that role alone; of the dtypes those of the operands count.
+    Kernels with a role in their name count for that role alone, but matrix products of float32 for all, since other roles are transposed
+    before; of the dtypes those of the operands count.
     """
     found = [digest for row, digest in _functions(arch) if _is_of(row, *kind.split(" "))]
     return joint_digest(found) if found else None
@@ -68,6 +69,8 @@ def _functions(arch: int) -> list[tuple[dict, str]]:
 
 
 def _is_of(row: dict, family: str, role: str, dtypes: str) -> bool:
+    if row["kernel"] == "matmul_nt" and row["operands"] == "float32":
+        return family == "matmul" and dtypes.startswith("fp32,")
     its, asked = row["kernel"].rpartition("_")[2], "fprop" if "bias_act" in role else role.rpartition("_")[2]
     roles = {*(("fprop", "dgrad") if its in ("gather", "mma") else (its,))}
     known = {*MATMUL_ROLES, *CONV_ROLES}

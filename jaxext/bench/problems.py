@@ -230,6 +230,7 @@ ON_CPU = [
 
 FUSED = [
     _fused("linear", "linear gelu", 8192, 4096, 14336, "target long"),
+    _fused("linear", "linear gelu fp32", 8192, 4096, 14336, "", roles=("forward",), numbers=("tf32",)),
     _fused("linear", "linear gelu", 8192, 4096, 4096, "target long"),
     _fused("linear", "linear gelu", 8192, 768, 3072, "target short"),
     _fused("linear", "linear silu", 8192, 512, 8192, "target short"),

@@ -330,7 +330,7 @@ OF_KERNELS = (16, 32, 64, 128, 256)  # Triton's
 @pytest.mark.parametrize("in_registers", [False, True], ids=["shared", "registers"])
 def test_wgmma_of_all_types_and_widths(sum, of_a, of_b, in_registers):
     """Widths beyond those of kernels for a few."""
-    widths = WIDTHS if (of_a, in_registers) in (("bf16", False), ("f16", True)) else OF_KERNELS
+    widths = WIDTHS if (of_a, in_registers) in (("bf16", False), ("f16", True)) else (*OF_KERNELS, *[192] * (of_a == "tf32"))
     for n in [n for n in widths if sum != "s32" or n in (8, 16, 24, 32) or n % 16 == 0]:
         wgmma(sum, of_a, of_b, n, a=None if in_registers else Layout(), late=n % 64 == 0)
 

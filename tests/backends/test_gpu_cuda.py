@@ -164,6 +164,7 @@ def check_products(family, kernels, role, sizes, dtypes, precision="tf32", integ
     [
         *((role, dtype, result) for role in ("nn", "nt", "tn") for dtype in ("bf16", "fp16") for result in (dtype, "fp32")),
         *(("nt", "fp8e4nv", result) for result in ("bf16", "fp32")),
+        ("nt", "fp32", "fp32"),
     ],
 )
 @pytest.mark.parametrize("name", MATMULS)
@@ -455,7 +456,6 @@ def test_cupy_without_a_copy():
         (named("conv:3x3_same"), jnp.bfloat16, "3 channels per group, TMA wants a multiple of 8"),
         (conv("long", (1, 40, 8), (32, 1, 8), 1, ((31, 0),), feature_group_count=8), np.float32, "32 taps along an axis, it takes 31"),
         (named("dot:odd"), jnp.bfloat16, "TMA wants a multiple of 16"),
-        (DotCase("tf32", (16, 16), (16, 16), NN), np.float32, "float32 is multiplied in pieces alone"),
     ],
     ids=lambda value: label(value) if isinstance(value, ConvCase | DotCase) else "",
 )

@@ -38,6 +38,9 @@ std::vector<MatmulKernel> MatmulTN() { return Table(MatmulRole::kTN); }
 std::vector<MatmulKernel> MatmulNTE4M3() {
   return {{MatmulRole::kNT, Dtype::kE4M3, Dtype::kBF16, /*fused=*/false, {128, 128, 128, 2, 0, 1}, 0, 0, nullptr}};
 }
+std::vector<MatmulKernel> MatmulNTTF32() {
+  return {{MatmulRole::kNT, Dtype::kF32, Dtype::kF32, /*fused=*/false, {128, 256, 32, 2, 0, 1}, 0, 0, nullptr}};
+}
 std::vector<MatmulKernel> MatmulNNFused() { return {}; }
 
 std::vector<PiecesKernel> PiecesOfBF16() { return {{{128, 128, 2, 1}, 0, 0, nullptr}, {{128, 128, 3, 1}, 0, 0, nullptr}}; }

@@ -44,6 +44,13 @@ def pingpong():
     return matmul_call(row, 1, 3 * 64 + 8, 64 + 8, 2 * row["tile_k"] + 8), {"device": TWO_MULTIPROCESSORS}
 
 
+def tf32():
+    """Float32; several tiles by each block, and more steps than stages."""
+    row = row_of(MATMULS, role="nt", operands="float32", tile_m=128, tile_n=256)
+    sizes = 2 * row["tile_m"] + 4, row["tile_n"] + 4, (row["stages"] + 1) * row["tile_k"] + 4
+    return matmul_call(row, 1, *sizes), {"device": TWO_MULTIPROCESSORS}
+
+
 def ragged(role):
     """A group ends within a tile, and within a step of the contraction over its rows."""
     row = row_of(RAGGEDS, role=role, operands="bfloat16", tile_m=128)
@@ -105,6 +112,7 @@ def wide_weight_only():
 CALLS = {
     "product": product,
     "ping-pong": pingpong,
+    "TF32": tf32,
     "ragged": functools.partial(ragged, "nn"),
     "ragged sum": functools.partial(ragged, "tn"),
     "scaled": functools.partial(scaled_product, 3),
@@ -168,7 +176,7 @@ DEFECTS = {
     "a store that no group has": (r"cp\.async\.bulk\.commit_group;", "", READS, "product #2"),
     "the last store is not waited for": (r"cp\.async\.bulk\.wait_group\.read 0;", "", "ends|under way", "product"),
     "a stage is given back too early": (r"(wgmma\.wait_group\S*) 1;", r"\1 2;", "race: writes shared memory", "product"),
-    "stages reused early": (WAIT_FOR_ALL_BUT_ONE, "", READS, "product, ragged, fprop, wgrad, two groups"),
+    "stages reused early": (WAIT_FOR_ALL_BUT_ONE, "", READS, "product, TF32, ragged, fprop, wgrad, two groups"),
     "factors are made anew early": (WAIT_FOR_ALL_BUT_ONE, "", "which a wgmma under way reads", "wide weight-only"),
     "sums are read early": (WAIT_FOR_ALL, "", WRITES, "ragged, scaled, x xT, pieces #0, pieces #1, two groups, wide weight-only"),
     "sums are read a group early": (r"(wgmma\.wait_group\S*) 0;", r"\1 1;", WRITES, "product"),
@@ -195,7 +203,7 @@ DEFECTS = {
     "no arrival": (ARRIVE, "", DEADLOCK, "ping-pong #1, pieces #0, pieces #1, pieces #2, pieces #3, pieces #4, wide weight-only"),
     "a stage for the wrong block": (r"mapa\S* *remAddr32, (%r\d+), \S+;", r"mov.u32 remAddr32, \1;", "under way|race", "product"),
     "a store at swapped coordinates": (rf"(bulk\.tensor\.3d\.global\S* \[%rd\d+, \{{){PAIR}", SWAPPED, TWICE, "product"),
-    "a load at swapped coordinates": (rf"(bulk\.tensor\.3d\.shared\S*[^;]*\{{){PAIR}", SWAPPED, WRONG, "product #0"),
+    "a load at swapped coordinates": (rf"(bulk\.tensor\.3d\.shared\S*[^;]*\{{){PAIR}", SWAPPED, WRONG, "product #0, TF32 #0"),
     "swapped corners": (rf"(im2col\S* \[%r\d+\], \[%rd\d+, \{{%r\d+, ){PAIR}", SWAPPED, WRONG, "fprop"),
     "a part that is not stored": (STORED_PART, "", WRONG, "product #5, x xT"),
     "a pair that is not stored": (r"st\.shared\.v2\.f32[^;]*;", "", f"{WRONG}|nothing has written", "ping-pong #5"),

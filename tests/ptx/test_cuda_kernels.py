@@ -59,7 +59,7 @@ TILES = list(dict.fromkeys((row["result"] == "float32", row["tile_m"], row["tile
 
 
 def in_short_suite(row) -> bool:
-    """Each tile in one role, the large one in all, and float16 once: roles differ in the majors of the factors, dtypes in little."""
+    """Each tile in one role, the large one in all, float16 once: roles differ in the majors of the factors, dtypes of 16 bits in little."""
     tile = row["result"] == "float32", row["tile_m"], row["tile_n"]
     if row["operands"] == "bfloat16":
         return row["role"] == ("nn", "nt", "tn")[TILES.index(tile) % 3] or tile == TILES[0]
@@ -309,7 +309,7 @@ def test_matmul_with_an_epilogue(row):
     dtype = DTYPES[row["operands"]]
     plain = MatmulProblem(name="linear", role="nn", B=2, M=m + 8, N=n + 8, K=k + 8, dtypes=(dtype,) * 3, precision="tf32", arch=90)
     small = dataclasses.replace(plain, B=1, M=24, N=40, K=16)
-    epilogues = EPILOGUES if dtype == "bf16" else []  # what depends on the dtype is little
+    epilogues = EPILOGUES if dtype != "fp16" else []  # what depends on the dtype of 16 bits is little
     for problem in [fused(plain, ALL | dict(residual=True)), *(fused(small, epilogue) for epilogue in epilogues)]:
         check_fused(problem, config_of(cuda_matmul.GemmConfig, row))
 

@@ -87,10 +87,21 @@ def fields_named(problem: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def kernel_call(
-    call: Call, problem: MatmulProblem | ConvProblem, fields: Mapping[str, Any], stem: str, config: Any, *more: str, aligned: bool = True
+    call: Call,
+    problem: MatmulProblem | ConvProblem,
+    fields: Mapping[str, Any],
+    stem: str,
+    config: Any,
+    *more: str,
+    aligned: bool = True,
+    factors: Sequence[str] = (),
+    turned: Sequence[str] = (),
 ) -> KernelCall:
-    """Return the call of the target `stem`.  `more`: operands beside the factors; `aligned`: arrays have to begin where TMA can read."""
-    attributes, slots, epilogue = {**fields, **dataclasses.asdict(config)}, [*call.factors, *more], problem.epilogue
+    """Return the call of the target `stem`.  `more`: operands beside the factors; `aligned`: arrays have to begin where TMA can read.
+
+    `factors`: those of the call in the target's order, if it is another; `turned`: those whose matrices XLA transposes before.
+    """
+    attributes, slots, epilogue = {**fields, **dataclasses.asdict(config)}, [*(factors or call.factors), *more], problem.epilogue
     if epilogue is not None:
         added = [slot for slot in ("bias", "residual") if getattr(epilogue, slot)]
         attributes |= {slot: int(slot in added) for slot in ("bias", "residual")} | {"saves": int(epilogue.saves)}
@@ -102,7 +113,9 @@ def kernel_call(
         describe=stem if epilogue is not None else stem.rpartition("_")[0],
         slots=tuple(slots),
         splits=attributes.get("splits", 1),
-        call=functools.partial(called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes, own_buffers=aligned and not call.in_place),
+        call=functools.partial(
+            called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes, own_buffers=aligned and not call.in_place, turned=turned
+        ),
     )
 
 
@@ -119,21 +132,28 @@ def called(
     result: Any,
     *operands: jax.Array,
     own_buffers: bool,
+    turned: Sequence[str] = (),
 ) -> Any:
     """Call a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer.
 
     `result` is a tuple if there are several, which have one shape, and so is what is returned.  `own_buffers`: no
-    array is passed as a slice of a larger one.
+    array is passed as a slice of a larger one.  `turned`: matrices that are transposed, with rows as TMA wants them.
     """
     parts = (attributes["splits"],) if attributes.get("splits", 1) > 1 else ()
     place = own_buffer if own_buffers else (lambda x: x)
-    given = [
-        place(x.astype(jnp.float32) if slot == "bias" else x.reshape(shapes.get(slot, x.shape)))
-        for slot, x in zip(slots, operands, strict=True)
-    ]
+    arrays = {slot: x.reshape(shapes.get(slot, x.shape)) for slot, x in zip(slots, operands, strict=True)}
+    arrays |= {slot: _transposed(arrays[slot]) for slot in turned}
+    given = [place(x.astype(jnp.float32) if slot == "bias" else x) for slot, x in arrays.items()]
     results = jax.tree.map(lambda each: jax.ShapeDtypeStruct((*parts, *shapes["result"]), each.dtype), result)
     made = ffi_call(target, results, given, attributes)
     return jax.tree.map(lambda y, each: place(y).reshape(each.shape), made, result)
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+    """The transposes of matrices, with rows padded with zeros to a multiple of 16 bytes."""
+    more = -x.shape[-2] % (16 // x.dtype.itemsize)
+    x = x.swapaxes(-1, -2)
+    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, more)]) if more else x
 
 
 def ffi_call(target: str, results: Any, operands: Sequence[jax.Array], attributes: Mapping[str, Any]) -> Any:

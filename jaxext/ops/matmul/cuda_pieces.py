@@ -34,8 +34,6 @@ class PiecesConfig:
 
 def refused(problem: MatmulProblem) -> str | None:
     """Return the reason why the kernels do not take it, or None."""
-    if problem.precision not in PIECES:
-        return "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
     return refusal(f"pieces_{problem.role}", fields_named(problem, "BMNK"), problem.dtypes, problem.arch)
 
 

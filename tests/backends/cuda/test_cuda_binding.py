@@ -195,12 +195,16 @@ def square(rows, columns, dtype=jnp.bfloat16):
     return jaxext.matmul, struct(rows, columns, dtype=dtype), struct(columns, rows, dtype=dtype)
 
 
-X, IN_PIECES = struct(4, 16, 16, 32), "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
+X = struct(4, 16, 16, 32)
 REFUSALS = {  # a function and its operands, where it is to run, and the reason
     "platform": (square(64, 64), dict(platform="cpu"), "platform is 'cpu', want 'cuda'"),
     "no GPU": (square(64, 64), dict(arch=None), "not known for which GPU: there is none here"),
     "another GPU": (square(64, 64), dict(arch="sm_80"), "compute capability is 8.0, .*want 9.0"),
-    "float32": (square(64, 64, jnp.float32), {}, IN_PIECES),
+    "highest": (
+        (functools.partial(jaxext.matmul, precision="highest"), *square(64, 64, jnp.float32)[1:]),
+        {},
+        "float32 is multiplied as TF32 or in pieces alone",
+    ),
     "float64": (square(64, 64, jnp.float64), {}, "a is float64, want one of"),
     "rows of no 16 bytes": (square(64, 60), {}, "a row of the left operand has 120 bytes, TMA wants a multiple of 16"),
     "fp8 with the contracted axis first": (square(64, 64, jnp.float8_e4m3fn), {}, "the operands are fp8e4nv, nn takes bf16, fp16"),

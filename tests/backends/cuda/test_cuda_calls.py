@@ -54,12 +54,13 @@ def _convs(row, splits=1):
 def right_cases():
     """The first one of a target has no parts; where there is one in parts, it is the last."""
     for row, splits in itertools.product(host.MATMULS, (1, 2)):
-        if splits == 1 or row["result"] == "float32":
+        if splits == 1 or row["result"] == "float32" and not row["fused"]:
             yield cuda_cases.matmul(row, 1, 256, 512, 256, splits)
     for row, splits in itertools.product(host.PIECES, (1, 2)):
         yield cuda_cases.pieces(row, 1, 256, 512, 256, splits)
-    fused = next(row for row in host.MATMULS if row["fused"])
-    yield from (cuda_cases.matmul(fused, 1, 256, 512, 256, epilogue=(activation, slots)) for activation, slots in enumerate(SUBSETS))
+    for role in ("nn", "nt"):
+        fused = next(row for row in host.MATMULS if row["fused"] and row["role"] == role)
+        yield from (cuda_cases.matmul(fused, 1, 256, 512, 256, epilogue=epilogue) for epilogue in enumerate(SUBSETS))
     for row in host.RAGGEDS:
         yield cuda_cases.ragged(row, B=3, P=1, R=1, M=300, N=512, K=256, G=6)
     for row in host.SCALEDS:
@@ -123,7 +124,7 @@ def test_targets():
     forms = [f"{family}{rank}d" for family in ("conv", "depthwise") for rank in (1, 2, 3)]
     names = {f"{form}_{role}" for form in forms for role in ("fprop", "dgrad", "wgrad", "bias_act")}
     names |= {f"{form}_{role}" for form in ("matmul", "pieces", "ragged") for role in ("nn", "nt", "tn")}
-    names |= {"linear", "scaled", *OWN, "weight_only", "causal_conv1d", "causal_conv1d_backward"}
+    names |= {"linear", "linear_nt", "scaled", *OWN, "weight_only", "causal_conv1d", "causal_conv1d_backward"}
     assert set(RIGHT) == names <= set(SCHEMA), "exported programs hold these names"
     assert set(_cuda_module.handlers()) == {f"jaxext_{name}_v1" for name in SCHEMA}
 
@@ -359,7 +360,9 @@ RAGGED = "ragged_(nn|nt|tn)"
 FAULTS: list[tuple[str, Any, str]] = [
     *(("matmul|pieces|scaled|linear", {name: 0}, f"{name}=0.*want 1 or more") for name in "BMNK"),
     *((RAGGED, {name: 0}, f"{name}=0.*, want 1 or more") for name in "BPRMNKG"),
-    ("matmul|linear", dict(M=132, N=132, K=132), "has 264 bytes, TMA wants a multiple of 16"),
+    ("matmul|linear$", dict(M=132, N=132, K=132), "has 264 bytes, TMA wants a multiple of 16"),
+    ("linear_nt", dict(N=130), "^matmul: a row of each operand has 520 bytes, TMA wants a multiple of 16: pad N to 132$"),
+    ("linear_nt", dict(K=130), "^matmul: a row of the result has 520 bytes, TMA wants a multiple of 16: pad K to 132$"),
     *(("matmul", {name: 2**31 - 8}, "2147483640") for name in "MN"),  # numbers of tiles are rounded up: in 32 bits that must not overflow
     *(("matmul", beyond_tma(few, B), "has 2.38 elements or more") for few in "NKM" for B in (1, 2**10)),
     ("matmul|pieces", parts(B=2), "splits is 2 and B is 2, want one of them to be 1"),
@@ -369,10 +372,11 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("matmul_nn", parts(K=8), "a part of an operand has 8 bytes, TMA wants a multiple of 16"),
     ("matmul_nt", parts(N=8), "a part of an operand has 8 bytes, TMA wants a multiple of 16"),
     ("matmul", factors("bfloat16", "float16"), "the result is fp16, .* gives bf16"),
-    ("matmul", factors("float32", "float16"), "the operands are fp32, (nn|nt|tn) takes bf16, fp16"),
+    ("matmul", factors("float32", "float16"), "the result is fp16, (nn|nt|tn) of fp32 gives fp32"),
+    ("matmul_(nn|tn)", factors("float32"), "no kernel with .* takes float32 operands and gives float32 in this role$"),
     ("matmul_(nn|tn)", factors("float8_e4m3fn", "float16"), "are fp8e4nv, (nn|tn) takes bf16, fp16"),
     ("matmul_nt", factors("float8_e4m3fn", "float16"), "the result is fp16, nt of fp8e4nv gives bf16, fp32"),
-    ("linear", dtypes(residual="float32", c="float32", saved="float32"), "the result is fp32, nn with an epilogue of bf16 gives bf16"),
+    ("linear$", dtypes(residual="float32", c="float32", saved="float32"), "the result is fp32, nn with an epilogue of bf16 gives bf16"),
     ("linear", dict(splits=2), "splits is 2 with an epilogue, want 1"),
     ("conv.d_bias_act", dict(splits=2), "conv: partial results are bfloat16, want float32"),
     ("depthwise.d_bias_act", dict(splits=2), "splits is 2, want 1"),

@@ -45,7 +45,8 @@ def some_matmuls(row, count):
     """Yield products with tails, batches and parts, then one with a result of 2^31 rows and one of far more than 2^31 elements."""
     pick, step, product = random.Random(str(row)), 16 // BYTES[row["operands"]], cuda_cases.pieces if "pieces" in row else cuda_cases.matmul
     for _ in range(count):
-        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), *([(1, 2), (1, 4)] if row.get("result", "float32") == "float32" else [])])
+        in_parts = row.get("result", "float32") == "float32" and not row.get("fused")
+        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), *([(1, 2), (1, 4)] if in_parts else [])])
         most = 40 if batch > 3 else 600
         m, n, k = (splits * step * pick.choice([1, 2, pick.randint(1, 40), pick.randint(1, most)]) for _ in "mnk")
         if row["role"] != "tn":  # there TMA reads rows of M

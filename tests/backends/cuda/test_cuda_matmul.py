@@ -11,7 +11,7 @@ from host_code import gemm, refuses
 
 from jaxext.backends.cuda import cuda_tiles
 from jaxext.kernels.epilogue import Epilogue
-from jaxext.kernels.machine import machine
+from jaxext.kernels.machine import LAUNCH, machine
 from jaxext.kernels.matmul.problem import MatmulProblem
 from jaxext.ops.matmul import cuda as cuda_matmul
 from jaxext.ops.matmul.cuda import GemmConfig, candidates, clocks
@@ -30,7 +30,9 @@ FUSED = [row("nn", "bf16", "bf16", 128, 256, 64, 2, 0, True), row("nn", "bf16", 
 TABLE = [  # that of tests/csrc/host_code.cc, but for tiles that fuse an epilogue
     *(row(role, "bf16", result, m, n, 64, cluster, pingpong) for role in ("nn", "nt", "tn") for result, m, n, cluster, pingpong in TILES),
     row("nt", "fp8e4nv", "bf16", 128, 128, 128, 2, 0),
+    row("nt", "fp32", "fp32", 128, 256, 32, 2, 0),
     *FUSED,
+    row("nt", "fp32", "fp32", 128, 192, 32, 2, 0, True),
 ]
 
 
@@ -41,6 +43,7 @@ def product(m, n, k, *, B=1, role="nn", dtypes=("bf16", "bf16", "bf16"), precisi
 
 
 FAMILY, SMALL, SIZES = cuda_matmul, product(64, 64, 64), "BMNK"
+FLOAT32, TF32_OR_PIECES = ("fp32",) * 3, "float32 is multiplied as TF32 or in pieces alone, want precision DEFAULT, HIGH, TF32_TF32_F32, "
 EIGHT_BITS, WITH_FLOAT32, SEVERAL = ("fp8e4nv", "fp8e4nv", "bf16"), ("bf16", "bf16", "fp32"), range(2, 33)
 ONE_DTYPE = "want one dtype: convert one, or name no implementation"
 REFUSED = {
@@ -50,7 +53,27 @@ REFUSED = {
         product(64, 64, 64, role="nt", dtypes=("bf16", "fp32", "bf16")),
         "the operands are bf16 and fp32, want one dtype: name no implementation for gradients of fp32 results",
     ),
-    "an operand's dtype": (product(64, 64, 64, dtypes=("fp32", "fp32", "fp32")), "the operands are fp32, nn takes bf16*"),
+    "an operand's dtype": (product(64, 64, 64, dtypes=("i8", "i8", "i32")), "the operands are i8, nn takes bf16*"),
+    **{  # HIGHEST too: numbers below 2**-110 have no last piece, and what operands hold is not known when a kernel is chosen
+        precision: (product(64, 64, 64, dtypes=FLOAT32, precision=precision), f"{TF32_OR_PIECES}BF16_BF16_F32_X3 or BF16_BF16_F32_X6")
+        for precision in ("tf32x3", "ieee")
+    },
+    "pieces with an epilogue": (
+        dataclasses.replace(product(64, 64, 64, dtypes=FLOAT32, precision="bf16x6"), epilogue=Epilogue()),
+        "with an epilogue float32 is multiplied as TF32 alone, want precision DEFAULT, HIGH or TF32_TF32_F32",
+    ),
+    "a result of fewer bits": (product(64, 64, 64, dtypes=("fp32", "fp32", "bf16")), "the result is bf16, nn of fp32 gives fp32"),
+    **{  # the contracted axis is the last of both
+        f"rows of float32, {role}": (
+            product(63, 64, 62, role=role, dtypes=FLOAT32),
+            f"a row of each operand has 248 bytes, TMA wants a multiple of 16: pad {axis} to 64",
+        )
+        for role, axis in (("nn", "K"), ("nt", "N"))
+    },
+    "rows of a float32 result": (
+        product(64, 62, 64, role="nt", dtypes=FLOAT32),
+        "a row of the result has 248 bytes, TMA wants a multiple of 16: pad K to 64",
+    ),
     "a result's dtype": (product(64, 64, 64, dtypes=("bf16", "bf16", "fp16")), "the result is fp16, nn of bf16 gives bf16, fp32"),
     "8-bit floats with the contracted axis first": (product(64, 64, 64, dtypes=EIGHT_BITS), "the operands are fp8e4nv, nn takes bf16*"),
     "rows of 8-bit floats": (
@@ -75,6 +98,7 @@ LIMITS = {  # the last number within, and the problem of a number
     "length": (2**28 - 2**13, lambda n: product(8, 8, 8 * n)),
 }
 TAKEN = [product(64, 64, 0), product(64, 64, 32, role="nt", dtypes=EIGHT_BITS)]
+TAKEN += [product(63, 68, k, role=role, dtypes=FLOAT32) for role, k in (("nn", 36), ("nt", 36), ("tn", 36), ("tn", 37))]
 TAKEN += [product(m, n, k, role=role) for role, m, n, k in itertools.product(("nn", "nt", "tn"), (8, 64, 1000), (8, 264), (8, 1024))]
 LARGE, SKINNY = dict(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0, splits=1), dict(tile_m=64, splits=SEVERAL)
 PICKS = {
@@ -91,6 +115,7 @@ PICKS = {
     "at most 128 rows": (product(128, 4096, 7168), dict(tile_m=64, tile_n=256, cluster_m=2)),
     **{f"{m} rows": (product(m, 4096, 8192), SKINNY) for m in (8, 16, 64)},
     **{f"{n}, {role}": (product(n, n, n, role=role), LARGE) for n in (4096, 8192) for role in ("nn", "nt", "tn")},
+    **{f"float32, {role}": (product(4096, 4096, 4096, role=role, dtypes=FLOAT32), LARGE | dict(tile_k=32)) for role in ("nn", "nt", "tn")},
     "small": (product(32, 32, 32, B=4096), dict(tile_m=64, tile_n=64)),
     "small, in float32": (product(32, 32, 32, B=4096, dtypes=WITH_FLOAT32), dict(tile_m=64, tile_n=64)),
 }
@@ -103,6 +128,15 @@ def test_an_epilogue_takes_tiles_that_fuse_it():
     assert candidates(product(64, 4096, 8192), TABLE)[0].splits > 1
     assert [config.splits for config in candidates(with_bias, TABLE)] == [1] * len(FUSED)
     assert candidates(with_bias, [row for row in TABLE if row not in FUSED]) == []
+
+
+def test_what_is_transposed_before_counts():
+    """Nothing in nt, the right factor in nn, both in tn: each is read and written."""
+    gpu, config = machine(90), candidates(product(512, 512, 512, dtypes=FLOAT32), TABLE)[0]
+    nt, nn, tn = (clocks(product(512, 768, 256, role=role, dtypes=FLOAT32), config) for role in ("nt", "nn", "tn"))
+    assert nn - nt == pytest.approx(gpu.moving(8 * 768 * 256) + LAUNCH)
+    assert tn - nn == pytest.approx(gpu.moving(8 * 512 * 256) + LAUNCH)
+    assert clocks(product(512, 768, 256), config) == cuda_tiles.clocks(product(512, 768, 256), config)
 
 
 def test_parts_are_float32():

@@ -58,13 +58,7 @@ def test_six_products_are_expected_in_half_of_the_time_of_float32s_own():
     assert 0.35 < clocks(problem, candidates(problem, TABLE)[0]) / own < 0.5
 
 
-@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
-def test_other_precisions_of_float32_are_refused(precision):
-    """HIGHEST too: numbers below 2**-110 have no last piece, and what operands hold is not known when a kernel is chosen."""
-    reason = CudaMatmul().refuses_problem(product(64, 64, 64, precision=precision))
-    assert reason == "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
-
-
 def test_how_float32_is_multiplied_is_told():
     assert CudaMatmul().multiplied(product(64, 64, 64)) == "bf16x6"
+    assert CudaMatmul().multiplied(product(64, 64, 64, precision="tf32")) == "tf32"
     assert CudaMatmul().multiplied(product(64, 64, 64, dtypes=("bf16", "bf16", "fp32"))) == "ieee"

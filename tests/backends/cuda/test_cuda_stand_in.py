@@ -23,6 +23,7 @@ import jaxext
 from jaxext.backends.cuda import cuda_binding
 from jaxext.ops.causal import cuda as cuda_causal
 from jaxext.tables import record
+from jaxext.verify.cases import calls_of
 
 TABLES = {  # as the compiled module lists them
     name: [{key: LONG.get(value, value) for key, value in row.items()} for row in family.TABLE] for name, family in FAMILIES.items()
@@ -171,6 +172,10 @@ def programs() -> Iterator[Any]:
         operands = [x, w, b, *(each.shape for each in more)]
         want = dict(causal_conv1d=[*operands, x], causal_conv1d_backward=[*operands, x, x, sums, *d_state])
         yield f"causal {names}", causal(*names), [*SEQUENCE, *more], want
+    x, w, y = floats(128, 256), floats(256, 512), floats(128, 512)
+    yield "tf32", jaxext.matmul, [x, w], dict(matmul_nt=[(1, 512, 256), (1, 128, 256), (1, 128, 512)])
+    want = dict(linear_nt=[(1, 512, 256), (1, 128, 256), (1, 512), (1, 128, 512), (1, 128, 512), dict(M=128, N=256, K=512)])
+    yield "tf32, linear", linear, [x, w, floats(512), y], want
     for bits, width in ((4, 128), (8, 256)):  # two int4 are a byte
         for group, blocks in ((None, 1), (64, 8)):
             operands, want = [struct(2, 3, 512), quantized(bits, group)], [(1, 6, 512), (1, 512, width), (1, blocks, 256), (1, 6, 256)]
@@ -195,6 +200,38 @@ def test_kernels_are_called_with_arrays_of_their_problem(name):
         assert attributes.items() >= next((each for each in want[target] if isinstance(each, dict)), {}).items()
     if {"scaled", "weight_only"} & {*want}:
         assert bool(moved(lowered, 1)) == (name == "scaled False")
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_float32_products_and_their_gradients_are_those_of_nt(split, monkeypatch):
+    """Batches too, and an epilogue with all that it may have: the kernels' results, by their definition, are those of xla."""
+    relu = lambda x, w, bias, residual: jaxext.linear(x, w, bias, residual=residual, activation="relu")
+    contact = lambda *args: (gradients(relu)(*args), jax.vmap(jaxext.matmul)(*(jnp.stack([x] * 3) for x in args[:2])))
+    shapes = (22, 256), (256, 40), (40,), (22, 40)  # the sum of 22 is padded to 24
+    found, targets = [*calls_of(types.SimpleNamespace(function=contact, operands=[floats(*shape) for shape in shapes]), "cuda")], set()
+
+    def ffi_call(target, results, operands, attributes):
+        targets.add(target)
+        b, c, *added = operands
+        assert {b.shape[-1] % 4, c.shape[-1] % 4} == {0}
+        splits = attributes["splits"]
+        part = lambda x: x.reshape(*x.shape[:2], splits, -1)
+        sums = jnp.einsum("bmsn,bksn->sbmk", part(c), part(b))
+        if "linear" not in target:
+            return sums if splits > 1 else sums[0]
+        z = sums[0] + added[0][:, None]
+        y = jnp.maximum(z, 0) + added[1]
+        return (y, z) if attributes["saves"] else y
+
+    monkeypatch.setattr(cuda_binding, "ffi_call", ffi_call)
+    rng = np.random.default_rng(0)
+    for family, call in found:
+        operands = {slot: jnp.asarray(rng.integers(-3, 4, call.shape_of(slot)), dtype) for slot, dtype in call.dtypes.items()}
+        plan = next(each for each in family.implementations if each.name == "cuda").planned(call)
+        config = next((config for config in plan.configs if config.splits > 1 and split), plan.configs[0])
+        want = family.implementations[-1].planned(call)
+        jax.tree.map(np.testing.assert_array_equal, plan.run(config, operands), want.run(want.configs[0], operands))
+    assert targets == {"jaxext_matmul_nt_v1", "jaxext_linear_nt_v1"} and len(found) == 4
 
 
 @pytest.mark.parametrize("given", [("bias",), ("initial_states",), ("bias", "initial_states"), ()], ids=str)
