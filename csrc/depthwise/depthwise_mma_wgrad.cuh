@@ -27,10 +27,11 @@ constexpr int kAhead = 4;
 
 // What a block has of a step in shared memory, for each channel: sources as [half of the 16][pair of lines][source], and behind them
 // targets as [pair][target].  Gaps make neighbouring threads meet different banks.
-constexpr int kFew = kMmaVector / 2;  // channels of an access to targets
-constexpr int kPairs = kMmaLines / 2, kTargets = kPairs * kMmaTargets, kHalf = kTargets + 8, kSources = kHalf + kTargets;
-constexpr int kChannel = kSources + kTargets + 2, kStep = kMmaChannels * kChannel;
-static_assert((2 * kStep + kPairs * kMmaWgradSteps) * sizeof(uint32_t) == kMmaWgradSharedBytes);
+constexpr int kTargetVector = kMmaVector / 2;  // channels of an access to targets
+constexpr int kPairs = kMmaLines / 2, kTargetWords = kPairs * kMmaTargets, kHalfWords = kTargetWords + 8,
+              kTargetsAt = kHalfWords + kTargetWords;
+constexpr int kChannelWords = kTargetsAt + kTargetWords + 2, kStepWords = kMmaChannels * kChannelWords;
+static_assert((2 * kStepWords + kPairs * kMmaWgradSteps) * sizeof(uint32_t) == kMmaWgradSharedBytes);
 
 // The line of that number of a walk: its image, and the lines of targets that it walks along.
 struct WalkLine {
@@ -66,7 +67,7 @@ struct LinePair {
   __device__ void Put(uint32_t* words) const {
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
-      words[k * kChannel] = __byte_perm(loaded[0].words[k / 2], loaded[1].words[k / 2], k % 2 == 0 ? 0x5410 : 0x7632);
+      words[k * kChannelWords] = __byte_perm(loaded[0].words[k / 2], loaded[1].words[k / 2], k % 2 == 0 ? 0x5410 : 0x7632);
     }
   }
 };
@@ -77,13 +78,13 @@ struct WalkLoader {
   const MmaWgradParams& p;
   const T *sources, *targets;
   LinePair<T, kMmaVector> x;
-  LinePair<T, kFew> y;
+  LinePair<T, kTargetVector> y;
   const uint32_t* next;  // of the warp's lines: which of them are there at the next step, 4 bits for x and 4 for y
   uint32_t columns;      // the same bits: those of the columns that are there
 
   __device__ WalkLoader(const MmaWgradParams& params, const T* of_x, const T* of_y) : p(params), sources(of_x), targets(of_y) {}
 
-  __device__ static uint32_t* Steps() { return reinterpret_cast<uint32_t*>(shared_memory) + 2 * kStep + Pair() * kMmaWgradSteps; }
+  __device__ static uint32_t* Steps() { return reinterpret_cast<uint32_t*>(shared_memory) + 2 * kStepWords + Pair() * kMmaWgradSteps; }
 
   __device__ static int Vector() { return threadIdx.x % 2; }
   __device__ static int Half() { return threadIdx.x / 16 % 2; }  // of the vector, that is loaded of a target
@@ -93,7 +94,7 @@ struct WalkLoader {
 
   // After a barrier the first step of a walk is next.
   __device__ void Begin(int walk, int last) {
-    const MmaParams& of = p.lines;
+    const MmaParams& of = p.geometry;
     const int column = walk % of.column_blocks * kMmaTargets, source = column + of.w.origin + Source(), target = column + Target();
     const unsigned vectors = of.channels / kMmaVector, vector = 2 * blockIdx.x + Vector();
     x.loaded[0] = x.loaded[1] = {}, y.loaded[0] = y.loaded[1] = {};
@@ -128,16 +129,16 @@ struct WalkLoader {
   }
 
   __device__ void Put(uint32_t* words) const {
-    uint32_t* own = words + Vector() * kMmaVector * kChannel + Pair() * kMmaTargets;
-    x.Put(own + Source() / kMmaTargets * kHalf + Source() % kMmaTargets);
-    y.Put(own + Half() * kFew * kChannel + kSources + Target());
+    uint32_t* own = words + Vector() * kMmaVector * kChannelWords + Pair() * kMmaTargets;
+    x.Put(own + Source() / kMmaTargets * kHalfWords + Source() % kMmaTargets);
+    y.Put(own + Half() * kTargetVector * kChannelWords + kTargetsAt + Target());
   }
 };
 
 // The sum of the tap (u, v) of a channel over the walks of a block.
 template <typename T>
 __device__ float SumOfTap(const MmaWgradParams& p, const T* sources, const T* targets, int channel, int u, int v) {
-  const MmaParams& of = p.lines;
+  const MmaParams& of = p.geometry;
   float sum = 0.0f;
   const int begin = blockIdx.y * p.share, end = min(begin + p.share, p.walks);
 #pragma unroll 1
@@ -160,15 +161,15 @@ __device__ float SumOfTap(const MmaWgradParams& p, const T* sources, const T* ta
 // The taps of a block's channels, of their sums [channel][row][column].
 template <typename T>
 __device__ void StoreTaps(const MmaWgradParams& p, const float* sums, const T* sources, const T* targets, void* filters) {
-  const int rows = p.lines.h.taps, columns = p.lines.w.taps, first = blockIdx.x * kMmaChannels;
+  const int rows = p.geometry.h.taps, columns = p.geometry.w.taps, first = blockIdx.x * kMmaChannels;
   const int64_t part = static_cast<int64_t>(blockIdx.y) * gridDim.z + blockIdx.z;
 #pragma unroll 1
   for (int i = threadIdx.x; i < kMmaChannels * rows * columns; i += kMmaThreads) {
     const int c = i / columns / rows, u = i / columns % rows, v = i % columns;
-    if (first + c >= p.lines.channels) return;
+    if (first + c >= p.geometry.channels) return;
     float sum = sums[(c * kMmaRows + u) * kMmaColumns + v];
     if (!std::isfinite(sum)) sum = SumOfTap(p, sources, targets, first + c, u, v);
-    const int64_t tap = (part * p.lines.channels + first) * rows * columns + i;
+    const int64_t tap = (part * p.geometry.channels + first) * rows * columns + i;
     if (p.float_result != 0) {
       static_cast<float*>(filters)[tap] = sum;
     } else {
@@ -194,21 +195,21 @@ __global__ void __launch_bounds__(kMmaThreads, kMmaResident)
   __syncthreads();  // the first lines are there
   float sums[2][kRows][4] = {};
   uint32_t last[2][kRows][2] = {};  // targets, those of the step i at i modulo kRows
-  const int own = 2 * warp * kChannel + lane * kMmaTargets + group;
+  const int own = 2 * warp * kChannelWords + lane * kMmaTargets + group;
 #pragma unroll 1
   for (int i = 0, buffer = 0; walk < last_walk; i += kRows) {
-    const bool ends = i + kRows == p.lines.steps;  // with this walk's last step, which has no lines
+    const bool ends = i + kRows == p.geometry.steps;  // with this walk's last step, which has no lines
 #pragma unroll
-    for (int now = 0; now < kRows; ++now, buffer = kStep - buffer) {
+    for (int now = 0; now < kRows; ++now, buffer = kStepWords - buffer) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const uint32_t *x = words + buffer + own + c * kChannel, *y = x + kSources;
-        const uint32_t a[4] = {x[0], x[kHalf], x[kTargets / 2], x[kHalf + kTargets / 2]};
-        last[c][now][0] = y[0], last[c][now][1] = y[kTargets / 2];
+        const uint32_t *x = words + buffer + own + c * kChannelWords, *y = x + kTargetsAt;
+        const uint32_t a[4] = {x[0], x[kHalfWords], x[kTargetWords / 2], x[kHalfWords + kTargetWords / 2]};
+        last[c][now][0] = y[0], last[c][now][1] = y[kTargetWords / 2];
 #pragma unroll
         for (int u = 0; u < kRows; ++u) MultiplyAdd<T>(sums[c][u], a, last[c][(now + kRows - u) % kRows], sums[c][u]);
       }
-      loader.Put(words + kStep - buffer);
+      loader.Put(words + kStepWords - buffer);
       if (now == kRows - 3 && ends) {  // two steps are loaded
         loader.Begin(walk + 1, last_walk);
       } else {
@@ -228,13 +229,13 @@ __global__ void __launch_bounds__(kMmaThreads, kMmaResident)
       auto* at = reinterpret_cast<SumPair*>(all + group * kMmaTargets) + lane;
       at[0] = {sums[c][u][0], sums[c][u][1]};
       at[kMmaTargets * kMmaTargets / 2] = {sums[c][u][2], sums[c][u][3]};
-      __syncthreads();
+      __syncthreads();  // the sums of the warp are there
       if (thread < kMmaColumns) {
         float sum = 0.0f;
         for (int b = 0; b < kMmaTargets; ++b) sum += all[(b + thread) * kMmaTargets + b];
         diagonals[((2 * warp + c) * kMmaRows + u) * kMmaColumns + thread] = sum;
       }
-      __syncthreads();
+      __syncthreads();  // the warp has read them, and at last all diagonals are there
     }
   }
   StoreTaps(p, diagonals, sources, targets, filters);

@@ -172,8 +172,10 @@ Reason MmaRefuses(const ConvProblem& problem, ConvRole role, Dtype dtype) {
   if (h.R < 1 || h.R > kMmaRows || w.R < 1 || w.R > kMmaColumns) {
     return "1x1 to " + Text(kMmaRows) + "x" + Text(kMmaColumns) + " taps, not " + Text(h.R) + "x" + Text(w.R);
   }
-  const int64_t positions = problem.B * problem.N * d.T * std::max(int64_t{h.T} * w.T, int64_t{h.S} * w.S);
-  if (role == ConvRole::kWgrad && Product({positions, problem.G}) > kMostMmaElements) return "arrays of 2^34 elements at most";
+  const int64_t plane = std::max(int64_t{h.T} * w.T, int64_t{h.S} * w.S);
+  if (role == ConvRole::kWgrad && Product({problem.B, problem.N, problem.G, d.T, plane}) > kMostMmaElements) {
+    return "arrays of 2^34 elements at most";
+  }
   return {};
 }
 
@@ -203,13 +205,14 @@ void PlanMma(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& c
 
 void PlanMmaWgrad(const ConvProblem& problem, const DepthwiseConfig& config, Dtype result, Plan* plan) {
   MmaWgradParams& p = plan->mma_wgrad;
-  p.lines = LinesOf(problem, ConvRole::kWgrad, config, *plan);
-  plan->rows = p.lines.h.taps <= 3 ? 3 : p.lines.h.taps <= 5 ? 5 : kMmaRows;
-  p.lines.steps = static_cast<int>(CeilDiv(p.lines.steps + 1, plan->rows)) * plan->rows;
-  p.walks = static_cast<int>(Walks(p.lines)), p.share = static_cast<int>(CeilDiv(p.walks, config.splits));
-  p.source_pitch = static_cast<unsigned>(p.lines.source_pitch / 8), p.target_pitch = static_cast<unsigned>(p.lines.target_pitch / 4);
+  p.geometry = LinesOf(problem, ConvRole::kWgrad, config, *plan);
+  plan->rows = p.geometry.h.taps <= 3 ? 3 : p.geometry.h.taps <= 5 ? 5 : kMmaRows;
+  p.geometry.steps = static_cast<int>(CeilDiv(p.geometry.steps + 1, plan->rows)) * plan->rows;
+  p.walks = static_cast<int>(Walks(p.geometry)), p.share = static_cast<int>(CeilDiv(p.walks, config.splits));
+  p.source_pitch = static_cast<unsigned>(p.geometry.source_pitch / kMmaVector),
+  p.target_pitch = static_cast<unsigned>(p.geometry.target_pitch / (kMmaVector / 2));
   p.float_result = result == Dtype::kF32;
-  plan->grid[0] = p.lines.channel_blocks;
+  plan->grid[0] = p.geometry.channel_blocks;
   plan->grid[1] = config.splits, plan->grid[2] = problem.B;
   plan->shared_bytes = kMmaWgradSharedBytes;
   plan->lanes = kMmaThreads;
@@ -270,7 +273,8 @@ Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& co
   p.strip = static_cast<int>(std::clamp<int64_t>(of_class, 1, config.strip));
   p.strips = static_cast<int>(p.spacing * CeilDiv(of_class, p.strip));
   p.channel_blocks = static_cast<int>(CeilDiv(p.filters, config.lanes * vector * p.folds));
-  const bool on_tensor_cores = config.lines > 0 && aligned;  // without vectors there are the other kernels alone
+  // Without vectors, or targets to sum, there are the other kernels alone.
+  const bool on_tensor_cores = config.lines > 0 && aligned && p.h.T > 0 && p.w.T > 0;
   if (role == ConvRole::kWgrad && on_tensor_cores) {
     PlanMmaWgrad(problem, config, result, plan);
   } else if (role == ConvRole::kWgrad) {

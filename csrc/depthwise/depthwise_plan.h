@@ -33,7 +33,8 @@ constexpr int64_t kMostMmaElements = int64_t{1} << 34;  // wgrad numbers vectors
 constexpr int kMmaRows = 7, kMmaColumns = 9;  // the most taps along the axes: the sums of all rows are held, a band has 16 sources
 constexpr int kMmaSharedBytes = 33280;        // two lines' sources and sums
 constexpr int kMmaWgradSteps = 48;            // of wgrad, at most, in lines of sources
-constexpr int kMmaWgradSharedBytes = 27392;   // two lines' sources and targets, and what there is at each step
+static_assert(kMmaMostLines + 2 * kMmaRows - 1 <= kMmaWgradSteps);
+constexpr int kMmaWgradSharedBytes = 27392;  // two lines' sources and targets, and what there is at each step
 
 // Limits, which the messages name in figures.
 constexpr int kMostTaps = 31;            // of an axis
@@ -88,7 +89,7 @@ struct MmaAxis {
   int origin, first_tap, tap_step;
 };
 
-// The arguments of fprop's and dgrad's.  Lines are numbered: those of one part of an image after those of another.
+// The arguments of the kernel of fprop and dgrad.  Lines are numbered: those of one part of an image after those of another.
 struct MmaParams {
   int images, channels;
   int lines, parts;  // lines of targets of a part, and parts of an image
@@ -98,9 +99,9 @@ struct MmaParams {
   MmaAxis h, w;
 };
 
-// The arguments of wgrad's.  A walk is of 16 lines and 8 columns.
+// The arguments of the kernel of wgrad.  A walk is of 16 lines and 8 columns.
 struct MmaWgradParams {
-  MmaParams lines;
+  MmaParams geometry;
   int walks, share;                     // all walks, and how many of them a block sums
   unsigned source_pitch, target_pitch;  // vectors of 8 and 4 channels of a line
   int float_result;                     // 1 or 0

@@ -71,10 +71,12 @@ def _functions(arch: int) -> list[tuple[dict, str]]:
 def _is_of(row: dict, family: str, role: str, dtypes: str) -> bool:
     if row["kernel"] == "matmul_nt" and row["operands"] == "float32":
         return family == "matmul" and dtypes.startswith("fp32,")
+    if _family(row["kernel"]) != family:
+        return False
     its, asked = row["kernel"].rpartition("_")[2], "fprop" if "bias_act" in role else role.rpartition("_")[2]
-    roles = {*(("fprop", "dgrad") if its in ("gather", "mma") else (its,))}
+    roles = ("fprop", "dgrad") if its in ("gather", "mma") else (its,)  # of the kernel
     known = {*MATMUL_ROLES, *CONV_ROLES}
-    if roles <= known and asked in known and asked not in roles or _family(row["kernel"]) != family:
+    if asked in known and known.issuperset(roles) and asked not in roles:
         return False
     return "operands" not in row or DTYPES[row["operands"]] in re.split("x|->", dtypes.partition(",")[0])
 

@@ -95,11 +95,11 @@ def kernel_call(
     *more: str,
     aligned: bool = True,
     factors: Sequence[str] = (),
-    turned: Sequence[str] = (),
+    transposed: Sequence[str] = (),
 ) -> KernelCall:
     """Return the call of the target `stem`.  `more`: operands beside the factors; `aligned`: arrays have to begin where TMA can read.
 
-    `factors`: those of the call in the target's order, if it is another; `turned`: those whose matrices XLA transposes before.
+    `factors`: those of the call in the target's order, if it is another; `transposed`: those whose matrices XLA transposes first.
     """
     attributes, slots, epilogue = {**fields, **dataclasses.asdict(config)}, [*(factors or call.factors), *more], problem.epilogue
     if epilogue is not None:
@@ -114,7 +114,7 @@ def kernel_call(
         slots=tuple(slots),
         splits=attributes.get("splits", 1),
         call=functools.partial(
-            called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes, own_buffers=aligned and not call.in_place, turned=turned
+            called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes, own_buffers=aligned and not call.in_place, transposed=transposed
         ),
     )
 
@@ -132,17 +132,17 @@ def called(
     result: Any,
     *operands: jax.Array,
     own_buffers: bool,
-    turned: Sequence[str] = (),
+    transposed: Sequence[str] = (),
 ) -> Any:
     """Call a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer.
 
     `result` is a tuple if there are several, which have one shape, and so is what is returned.  `own_buffers`: no
-    array is passed as a slice of a larger one.  `turned`: matrices that are transposed, with rows as TMA wants them.
+    array is passed as a slice of a larger one.  `transposed`: slots whose matrices are transposed first, with rows as TMA wants them.
     """
     parts = (attributes["splits"],) if attributes.get("splits", 1) > 1 else ()
     place = own_buffer if own_buffers else (lambda x: x)
     arrays = {slot: x.reshape(shapes.get(slot, x.shape)) for slot, x in zip(slots, operands, strict=True)}
-    arrays |= {slot: _transposed(arrays[slot]) for slot in turned}
+    arrays |= {slot: _transposed(arrays[slot]) for slot in transposed}
     given = [place(x.astype(jnp.float32) if slot == "bias" else x) for slot, x in arrays.items()]
     results = jax.tree.map(lambda each: jax.ShapeDtypeStruct((*parts, *shapes["result"]), each.dtype), result)
     made = ffi_call(target, results, given, attributes)

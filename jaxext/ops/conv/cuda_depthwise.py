@@ -100,7 +100,7 @@ def clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
 
 def _mma_clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
     """The same on tensor cores: of loads and stores, products, instructions, or shared memory, whichever takes longest, for each line of
-    sources; and of a block's start, with its filters."""
+    sources, in wgrad of all walks of a block; and of a block's start."""
     gpu, (_, h, w), lines = machine(problem.arch, problem.device), problem.axes, _walked(problem, config)
     wgrad = problem.role == "wgrad"
     rows, steps = next(rows for rows in MMA_ROWS[problem.role] if rows >= h.R), lines + h.R - 1
@@ -142,7 +142,7 @@ def uses_tensor_cores(problem: ConvProblem) -> bool:
         return False
     planes = (d.R, d.T, d.offset) == (1, d.S, 0) and problem.stride[0] == problem.input_dilation[0] == 1
     steps = {*problem.stride[1:], *problem.input_dilation[1:], *problem.filter_dilation[1:]}
-    return plain and planes and steps == {1} and 1 <= h.R <= MMA_ROWS[problem.role][-1] and 1 <= w.R <= MMA_COLUMNS and h.T > 0
+    return plain and planes and steps == {1} and 1 <= h.R <= MMA_ROWS[problem.role][-1] and 1 <= w.R <= MMA_COLUMNS and min(h.T, w.T) > 0
 
 
 def _on_tensor_cores(problem: ConvProblem, other: DepthwiseConfig) -> list[DepthwiseConfig]:
@@ -158,7 +158,7 @@ def _on_tensor_cores(problem: ConvProblem, other: DepthwiseConfig) -> list[Depth
 
 
 def _splits_of_walks(problem: ConvProblem, config: DepthwiseConfig) -> list[DepthwiseConfig]:
-    """Of wgrad: with the walks shared out to as many blocks as fill all multiprocessors once, or twice."""
+    """Return configs of wgrad whose walks are shared out to as many blocks as fill all multiprocessors once, and twice."""
     if problem.role != "wgrad":
         return [config]
     walks, blocks = _walks(problem, config), cdiv(problem.G, MMA_CHANNELS) * problem.B

@@ -60,7 +60,7 @@ def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> li
     return sorted(configs, key=lambda config: clocks(problem, config))
 
 
-def turned(problem: MatmulProblem) -> dict[str, int]:
+def transposed(problem: MatmulProblem) -> dict[str, int]:
     """The factors whose matrices XLA transposes before, with their numbers of elements."""
     if not _float32(problem):
         return {}
@@ -73,7 +73,7 @@ def turned(problem: MatmulProblem) -> dict[str, int]:
 def clocks(problem: MatmulProblem, config: GemmConfig) -> float:
     """Expected time of the product, in clocks, with that of what is transposed before."""
     gpu = machine(problem.arch, problem.device)
-    return cuda_tiles.clocks(problem, config) + sum(gpu.moving(2 * 4 * size) + LAUNCH for size in turned(problem).values())
+    return cuda_tiles.clocks(problem, config) + sum(gpu.moving(2 * 4 * size) + LAUNCH for size in transposed(problem).values())
 
 
 def _few_enough(problem: MatmulProblem, row: Mapping[str, Any]) -> bool:
@@ -122,9 +122,9 @@ class CudaMatmul(Cuda):
             return kernel_call(call, problem, fields(problem), call.op.replace("matmul", "pieces"), config)
         if not _float32(problem):
             return kernel_call(call, problem, fields(problem), call.op, config)
-        as_nt = dict(B=problem.B, M=problem.rows, N=cdiv(problem.depth, 4) * 4, K=problem.cols)
+        of_nt = dict(B=problem.B, M=problem.rows, N=cdiv(problem.depth, 4) * 4, K=problem.cols)
         target = "linear_nt" if problem.epilogue else "matmul_nt"
-        return kernel_call(call, problem, as_nt, target, config, factors=SLOTS[problem.role][::-1], turned=[*turned(problem)])
+        return kernel_call(call, problem, of_nt, target, config, factors=SLOTS[problem.role][::-1], transposed=[*transposed(problem)])
 
 
 def _float32(problem: MatmulProblem) -> bool:

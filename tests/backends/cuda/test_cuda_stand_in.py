@@ -207,7 +207,7 @@ def test_float32_products_and_their_gradients_are_those_of_nt(split, monkeypatch
     """Batches too, and an epilogue with all that it may have: the kernels' results, by their definition, are those of xla."""
     relu = lambda x, w, bias, residual: jaxext.linear(x, w, bias, residual=residual, activation="relu")
     contact = lambda *args: (gradients(relu)(*args), jax.vmap(jaxext.matmul)(*(jnp.stack([x] * 3) for x in args[:2])))
-    shapes = (22, 256), (256, 40), (40,), (22, 40)  # the sum of 22 is padded to 24
+    shapes = (22, 256), (256, 1024), (1024,), (22, 1024)  # the sum of 22 is padded to 24
     found, targets = [*calls_of(types.SimpleNamespace(function=contact, operands=[floats(*shape) for shape in shapes]), "cuda")], set()
 
     def ffi_call(target, results, operands, attributes):
@@ -224,14 +224,16 @@ def test_float32_products_and_their_gradients_are_those_of_nt(split, monkeypatch
         return (y, z) if attributes["saves"] else y
 
     monkeypatch.setattr(cuda_binding, "ffi_call", ffi_call)
+    parts = set()
     rng = np.random.default_rng(0)
     for family, call in found:
         operands = {slot: jnp.asarray(rng.integers(-3, 4, call.shape_of(slot)), dtype) for slot, dtype in call.dtypes.items()}
         plan = next(each for each in family.implementations if each.name == "cuda").planned(call)
         config = next((config for config in plan.configs if config.splits > 1 and split), plan.configs[0])
+        parts.add(config.splits)
         want = family.implementations[-1].planned(call)
         jax.tree.map(np.testing.assert_array_equal, plan.run(config, operands), want.run(want.configs[0], operands))
-    assert targets == {"jaxext_matmul_nt_v1", "jaxext_linear_nt_v1"} and len(found) == 4
+    assert targets == {"jaxext_matmul_nt_v1", "jaxext_linear_nt_v1"} and len(found) == 4 and (max(parts) > 1) == split
 
 
 @pytest.mark.parametrize("given", [("bias",), ("initial_states",), ("bias", "initial_states"), ()], ids=str)

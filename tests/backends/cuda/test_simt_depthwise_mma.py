@@ -25,6 +25,7 @@ CASES = {
     "more images than lines in step": problem((4, 5), (7, 7), G=8, N=19, low=3, high=3),
     "planes": problem((3, 5, 4), (1, 3, 3), G=8, N=2, low=(0, 1, 1), high=(0, 1, 1)),
 }
+WITHOUT_OUTPUTS = [problem((3, 9), (7, 3), G=8, N=2), problem((9, 3), (3, 7), G=8), problem((4, 5), (3, 3), G=8, N=0)]
 
 SMALL = problem((7, 9), (7, 7), G=8, N=2, low=3, high=3)
 
@@ -57,6 +58,11 @@ def test_a_walk_that_fills_its_steps(simulator):
     """Steps are a multiple of 7 with 7 filter rows, of which the last has no lines: 14 for 7 lines of targets, 21 for 8."""
     case = of_role(problem((15, 17), (7, 7), G=8, N=17, low=3, high=3), "wgrad", "bf16")
     simulator.check(DEPTHWISE, [(case, uses_tensor_cores(lines)) for lines in (7, 8)])
+
+
+def test_sums_of_nothing_are_zeros(simulator):
+    for case in WITHOUT_OUTPUTS:
+        simulator.check(DEPTHWISE, [(of_role(case, "wgrad", "bf16"), uses_tensor_cores(2))])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
@@ -108,7 +114,7 @@ def test_what_is_not_finite_reaches_only_the_taps_that_it_has(simulator):
     x, y = (operands[slot].astype(np.float64).reshape(2, 7, 9, 8) for slot in "xy")
     x = np.pad(x, [(0, 0), (3, 3), (3, 3), (0, 0)])
     want = np.stack([np.stack([(x[:, u : u + 7, v : v + 9] * y) for v in range(7)]) for u in range(7)]).sum(axis=(2, 3, 4))
-    assert 24 <= np.count_nonzero(~np.isfinite(want)) == 2 * 4 * 4
+    assert np.count_nonzero(~np.isfinite(want)) == 2 * 4 * 4
     np.testing.assert_array_equal(got.astype(np.float64).reshape(8, 7, 7).transpose(1, 2, 0), want)
 
 
@@ -173,7 +179,9 @@ def test_the_model_prefers_tensor_cores_for_large_filters():
             assert found[0].lines > 0 and any(config.lines == 0 for config in found)
             assert all(config.lines <= cuda_depthwise.MMA_MOST_LINES for config in found)
             few = cuda_depthwise.candidates(dataclasses.replace(of_role(convnext, role, "bf16"), arch=arch, N=1))
-            assert {*few} == {*found} or role == "wgrad", "a batch may have the config of a part of it"
+            assert {config.lines for config in few} == {config.lines for config in found}
+            if role != "wgrad":
+                assert {*few} == {*found}, "a batch may have the config of a part of it"
     others = [
         of_role(convnext, "fprop", "fp32"),
         of_role(problem((56, 56), (3, 3), G=96, N=64, low=1, high=1), "fprop", "bf16"),

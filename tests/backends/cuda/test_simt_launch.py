@@ -222,7 +222,8 @@ def misaligned():
             yield DEPTHWISE, of_role(problem((9,), (4,), G=8, low=3), role, dtype), [DepthwiseConfig(lanes=4, strip=8)]
         for role in ROLES[CAUSAL]:
             yield CAUSAL, (case := a_sequence(role, dtype=dtype, **packed)), CAUSAL.configs(case)
-    yield DEPTHWISE, of_role(SMALL, "dgrad", "bf16"), [uses_tensor_cores(4)]
+    for role in ("dgrad", "wgrad"):
+        yield DEPTHWISE, of_role(SMALL, role, "bf16"), [uses_tensor_cores(4)]
 
 
 @pytest.mark.parametrize("family, case, configs", [*misaligned()], ids=lambda value: getattr(value, "role", str(value)[:9]))
@@ -283,6 +284,8 @@ def large():
         for role in ROLES[DEPTHWISE]:
             config = DepthwiseConfig(lanes=16, strip=64, **(parts if role == "wgrad" else {}))
             yield pytest.param(DEPTHWISE, of_role(case, role, "bf16"), changes, blocks, config, id=f"{what}, {role}")
+    batches = of_role(problem((16, 16), (3, 3), G=136, low=1, high=1), "wgrad", "bf16")
+    yield pytest.param(DEPTHWISE, batches, {"B": 65535}, 9, uses_tensor_cores(16), id="elements of all batches, wgrad on tensor cores")
     for (what, sizes, changes, blocks, parts), role, taps in itertools.product(LARGE[CAUSAL], ROLES[CAUSAL], (4, 7)):
         config = CausalConfig(lanes=16, strip=64, **(parts if role == "backward" else {}))
         case = a_sequence(role, taps, activation=None, dtype="bf16", **sizes)
