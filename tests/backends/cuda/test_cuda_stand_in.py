@@ -21,6 +21,7 @@ from test_cuda_families import FAMILIES, OWN
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
+from jaxext.core.contact import Contact
 from jaxext.ops.causal import cuda as cuda_causal
 from jaxext.tables import record
 from jaxext.verify.cases import calls_of
@@ -208,7 +209,7 @@ def test_float32_products_and_their_gradients_are_those_of_nt(split, monkeypatch
     relu = lambda x, w, bias, residual: jaxext.linear(x, w, bias, residual=residual, activation="relu")
     contact = lambda *args: (gradients(relu)(*args), jax.vmap(jaxext.matmul)(*(jnp.stack([x] * 3) for x in args[:2])))
     shapes = (22, 256), (256, 1024), (1024,), (22, 1024)  # the sum of 22 is padded to 24
-    found, targets = [*calls_of(types.SimpleNamespace(function=contact, operands=[floats(*shape) for shape in shapes]), "cuda")], set()
+    found, targets = [*calls_of(Contact("float32", contact, tuple(floats(*shape) for shape in shapes)), "cuda")], set()
 
     def ffi_call(target, results, operands, attributes):
         targets.add(target)
@@ -228,10 +229,10 @@ def test_float32_products_and_their_gradients_are_those_of_nt(split, monkeypatch
     rng = np.random.default_rng(0)
     for family, call in found:
         operands = {slot: jnp.asarray(rng.integers(-3, 4, call.shape_of(slot)), dtype) for slot, dtype in call.dtypes.items()}
-        plan = next(each for each in family.implementations if each.name == "cuda").planned(call)
+        plan: Any = next(each for each in family.implementations if each.name == "cuda").planned(call)
         config = next((config for config in plan.configs if (config.splits > 1) == split), plan.configs[0])
         parts.add(config.splits)
-        want = family.implementations[-1].planned(call)
+        want: Any = family.implementations[-1].planned(call)
         jax.tree.map(np.testing.assert_array_equal, plan.run(config, operands), want.run(want.configs[0], operands))
     assert targets == {"jaxext_matmul_nt_v1", "jaxext_linear_nt_v1"} and len(found) == 4 and (max(parts) > 1) == split
 
