@@ -48,7 +48,6 @@ def contacts() -> Iterator[Contact]:
         yield step(f"depthwise 4 causal {dtype}", _conv(padding=[(3, 0)], groups=264), *arrays((3, 1037, 264), (4, 1, 264), dtype=dtype))
     for dtype in (BF16, FP16, FP32):
         yield step(f"depthwise 7x7 {dtype}", _conv(groups=264), *arrays((3, 29, 28, 264), (7, 7, 1, 264), dtype=dtype))
-    yield step("depthwise 5x5", _conv(groups=264), *arrays((3, 29, 28, 264), (5, 5, 1, 264)))
     yield step("depthwise 3x3x3", _conv(groups=72), *arrays((2, 7, 13, 14, 72), (3, 3, 3, 1, 72)))
     yield step("depthwise 3x3 by 2", _conv(stride=2, groups=264), *arrays((3, 29, 28, 264), (3, 3, 1, 264)))
     yield step("depthwise 3x3, 2 outputs", _conv(groups=136), *arrays((3, 29, 28, 136), (3, 3, 1, 272)))
