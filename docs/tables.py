@@ -223,7 +223,7 @@ def speed(page: str) -> str:
     for kind, column, ratio in found:
         cells.setdefault((kind, column), []).append(ratio)
     kinds, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
+    lines = ["| case | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     return "\n".join(lines) + _below(
         f"Time of the other over jaxext's on a CPU: geometric mean over sizes (least to largest). {_made(environment)}."
@@ -297,7 +297,7 @@ def extremes(name: str) -> str:
         for ratio, problem, title in found:
             first.setdefault(problem, [title, f"{ratio:.2f}"])
         ends.append([*first.values()][:6])
-    head = "| faster | | slower | |\n|---|--:|---|--:|\n"
+    head = "| faster | times | slower | times |\n|---|--:|---|--:|\n"
     lines = (f"| {' | '.join([*fast, *slow])} |" for fast, slow in zip(*ends, strict=True))
     return head + "\n".join(lines) + _below(f"{_made(report['environment'])}.")
 
