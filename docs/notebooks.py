@@ -89,7 +89,7 @@ def page(path: pathlib.Path) -> tuple[str, dict[str, bytes]]:
                 pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
                 parts.append(f"![What the example draws]({name})")
     title, _, body = "\n\n".join(parts).partition("\n")
-    return f"{title}\n\n<div class=\"notebook\" markdown>\n{body}\n\n</div>\n", pictures
+    return f'{title}\n\n<div class="notebook" markdown>\n{body}\n\n</div>\n', pictures
 
 
 def formatted(text: str) -> str:
