@@ -98,7 +98,7 @@ def section(path: str, anchor: str, folder: str) -> str:
     if begin is None:
         raise KeyError(f"{source} has no heading #{anchor}")
     later = (h.start() for h in headings if h.start() > begin.start() and len(h[1]) <= len(begin[1]))
-    body = text[begin.end() : next(later, len(text))].strip()
+    body = text[begin.end() : next(later, len(text))].strip("\n")
     home = posixpath.dirname(source)
 
     def rebased(match: re.Match) -> str:

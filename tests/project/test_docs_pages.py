@@ -65,12 +65,12 @@ def test_a_table_that_is_stale_is_written_anew():
 
 def test_names_are_told_in_a_sentence():
     """The sentence is that of the documentation, which the site has in full."""
-    text = (DOCS / "api" / "operations.md").read_text()
+    text = (DOCS / "operations" / "quantized_matmul.md").read_text()
     line = "[`jaxext.quantization.pack_int4`](../../jaxext/quantization.py): Pack int4 or uint4 numbers, two in a byte."
     assert (
         f"- {line} <!-- ::: jaxext.quantization.pack_int4 -->\n" in text and tables.written(text.replace("in a byte", "in a bit")) == text
     )
-    assert "\n::: jaxext.quantization.pack_int4\n" in tables.expanded(text, "api") and "<!--" not in tables.expanded(text, "api")
+    assert "\n::: jaxext.quantization.pack_int4\n" in tables.expanded(text, "operations")
     policies = tables.expanded((DOCS / "api" / "checkpoint_policies.md").read_text(), "api")
     assert "\n::: jaxext.checkpoint_policies\n    options:\n      show" in policies
     with pytest.raises((AttributeError, ImportError)):
@@ -95,7 +95,7 @@ def test_a_table_or_section_that_does_not_exist_is_noticed():
         with pytest.raises(ValueError, match="want `<!-- table"):
             tables.written(unended)
     with pytest.raises(KeyError):
-        tables.expanded("[a](../operations.md#none) <!-- include -->", "operations")
+        tables.expanded("[a](../triton.md#none) <!-- include -->", "operations")
 
 
 def test_ratios_are_those_of_the_rows(tmp_path, monkeypatch):
