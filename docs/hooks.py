@@ -1,5 +1,5 @@
-"""MkDocs hooks: README, changelog, citation and notebooks become pages, pages get what they include (`docs/tables.py`), links to files outside
-docs/ lead to the repository, and `llms.txt` lists all pages.
+"""MkDocs hooks: README, changelog, citation and notebooks become pages, pages get what they include (`docs/tables.py`), links out of docs/
+lead to the repository, and `llms.txt` lists all pages.
 
 The repository is `Source` among the URLs in pyproject.toml.  `docs/theme` has the theme's link to it without the part that asks GitHub for
 the number of stars.
