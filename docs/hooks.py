@@ -38,7 +38,8 @@ def on_files(files, config):
 def citation() -> str:
     it = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     authors = " and ".join(author["name"] for author in it["authors"])
-    fields = {"title": it["title"].replace(": ", ":\n    "), "author": f"{{{authors}}}", "version": it["version"], "url": it["repository-code"]}
+    fields = {"title": it["title"].replace(": ", ":\n    "), "author": f"{{{authors}}}"}
+    fields |= {"version": it["version"], "url": it["repository-code"]}
     lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())
     return f"# Citing\n\n{it['message']} The licence is {it['license']}.\n\n```bibtex\n@software{{jaxext,\n{lines}\n}}\n```\n"
 

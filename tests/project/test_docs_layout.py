@@ -42,3 +42,18 @@ def test_what_does_not_fit_is_noticed():
     for text in (f"```python\n{long}\n```", f"```\na\n{long}\n```", f"- a\n\n  ```bash\n  {long[2:]}\n  ```", f"a\n\n    {long}\n"):
         assert len(code(f"{long}\n\n{text}\n")[-1]) == notebooks.WIDTH + 1
     assert unheaded(table.format("")) == ["| a |  |"] and not unheaded(table.format("b"))
+
+
+def tabs(text: str) -> dict[str, list[str]]:
+    """The pages of each tab of the site."""
+    sections = re.split(r"^  - ", text.partition("\nnav:")[2], flags=re.MULTILINE)[1:]
+    return {section.partition(":")[0]: re.findall(r"\S+\.md", section) for section in sections}
+
+
+def test_no_sidebar_is_long_and_all_pages_are_found():
+    found = tabs((ROOT / "mkdocs.yml").read_text())
+    pages = [page for tab in found.values() for page in tab]
+    assert max(map(len, found.values())) <= 20 and len(found) <= 10 and len(pages) == len({*pages})
+    upstream = {path.name for path in (ROOT / "docs" / "upstream").glob("xla-*.md")}  # reports, which the pages of hazards link to
+    assert {path.name for path in (ROOT / "docs").rglob("*.md")} - upstream <= {pathlib.Path(page).name for page in pages}
+    assert tabs("a: b\nnav: # c\n  - A: a.md\n  - B:\n      - b.md\n      - C: c/d.md\n") == {"A": ["a.md"], "B": ["b.md", "c/d.md"]}
