@@ -78,7 +78,7 @@ def expanded(markdown: str, folder: str) -> str:
 def code(path: str, language: str, folder: str) -> str:
     """A file as a block of code, which opens by a click."""
     language = {"h": "cpp", "cu": "cpp", "py": "python"}[language]
-    name, text = posixpath.basename(path).replace("__", r"\_\_"), (ROOT / "docs" / folder / path).read_text()
+    name, text = posixpath.basename(path), (ROOT / "docs" / folder / path).read_text()
     return f"<details markdown><summary>{name}</summary>\n\n```{language}\n{text}```\n\n</details>"
 
 
