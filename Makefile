@@ -110,9 +110,11 @@ gpu-rehearsal:
 
 # also the hooks of .pre-commit-config.yaml
 lint: ruff clang-format pyright
+pages := --line-length 92 $(shell find docs -name "*.md")
 ruff: $(ready)
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+	$(python) -m ruff format --check $(pages)
 clang-format: $(ready)
 	$(VENV)/bin/clang-format --dry-run -Werror $(cpp)
 pyright: $(ready)
@@ -136,6 +138,7 @@ format: $(ready)
 	$(VENV)/bin/clang-format -i $(cpp)
 	$(python) -m ruff check --fix .
 	$(python) -m ruff format .
+	$(python) -m ruff format $(pages)
 
 # Made afresh when the dependencies may have changed, so that what was dropped from them cannot linger; editable, so that edits of Python need
 # nothing.  The build's tools stay in it, and builds in build/, so that a change in csrc/ compiles no more than it must.  Python compiles the

@@ -2,8 +2,8 @@
 
     python -m benchmarks.pictures benchmarks/results/cpu.json docs/cpu.svg
 
-Colours are Okabe and Ito's, which the colour-blind can distinguish.  A report gives the same SVG every time.  matplotlib is imported when
-the picture is drawn.
+Colours are Okabe and Ito's, which the colour-blind can distinguish; an SVG has others for dark pages.  A report gives the same SVG every
+time.  matplotlib is imported when the picture is drawn.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from jaxext.bench.bench_report import KINDS, OTHER, PRECISION, Measured, Report,
 
 BLUE, VERMILION, GREY, DARK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 COLOURS = {findings.FASTER: BLUE, findings.SAME: GREY, findings.SLOWER: VERMILION}
+DARK_MODE = {"#ffffff": "#1e2129", "#000000": "#e2e4e9", DARK: "#e2e4e9", GREY: "#8b8f98", "#e4e4e4": "#3d424d"}
+DARK_MODE |= {BLUE: "#56b4e9", VERMILION: "#f5874a"}
 LABELS = {findings.FASTER: "faster than lax", findings.SAME: "within the noise", findings.SLOWER: "slower than lax"}
 INPUT, WEIGHTS = ("^", "gradient in the input"), ("s", "gradient in the weights")
 MARKS = dict.fromkeys(("fprop", "forward", "nn"), ("o", "forward")) | {"step": ("D", "training step")}
@@ -55,6 +57,17 @@ def ratios(report: Report, path: pathlib.Path) -> None:
         figure.text(0.01, 1 - 0.33 / height, _where(report), va="top", fontsize=8, color=DARK)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    if path.suffix == ".svg":
+        path.write_text(with_dark_mode(path.read_text()))
+
+
+def with_dark_mode(svg: str) -> str:
+    """Return matplotlib's SVG with other colours for readers who prefer dark pages."""
+    rules = [f"text {{ fill: {DARK_MODE['#000000']} }}"]
+    for light, dark in DARK_MODE.items():
+        rules += [f'[style*="{kind}: {light.lower()}"] {{ {kind}: {dark} !important }}' for kind in ("fill", "stroke")]
+    style = "@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}"
+    return svg.replace("</style>", f"\n{style}</style>", 1)
 
 
 def _draw(axes, means: list[findings.Mean], groups: dict[str, list[Measured]]) -> None:

@@ -1,6 +1,7 @@
 """Draws the pictures of the operations' pages: `python docs/geometry.py` writes docs/images/geometry_*.svg.
 
-Cells of a grid, arrows and words, in plain SVG with the reader's own font.  `tests/project/test_docs_pages.py` draws them again.
+Cells of a grid, arrows and words, in plain SVG with the reader's own font, and dark where the reader's browser is.
+`tests/project/test_docs_pages.py` draws them again.
 """
 
 import pathlib
@@ -8,6 +9,17 @@ import pathlib
 FOLDER = pathlib.Path(__file__).parent / "images"
 CELL = 26
 PLAIN, ZERO, ONE, TWO, THREE = "#ffffff", "#e4e7ec", "#7aa7e8", "#f2a65a", "#86c98e"
+GROUND, INK, LINE = "#fbfbfc", "#1f2733", "#5b6472"
+DARK_MODE = {
+    PLAIN: "#2b303b",
+    ZERO: "#474e5b",
+    ONE: "#3f6cb3",
+    TWO: "#a8662a",
+    THREE: "#3f8149",
+    GROUND: "#1e2129",
+    INK: "#e2e4e9",
+    LINE: "#9aa3b2",
+}
 
 
 class Picture:
@@ -19,7 +31,7 @@ class Picture:
         for i, row in enumerate(rows):
             for j, colour in enumerate(row):
                 at = f'x="{x + j * CELL}" y="{y + i * CELL}" width="{CELL}" height="{CELL}"'
-                self.parts.append(f'<rect {at} fill="{colour}" stroke="#5b6472"/>')
+                self.parts.append(f'<rect {at} fill="{colour}" stroke="{LINE}"/>')
                 if text := (texts or {}).get((i, j)):
                     self.text(x + (j + 0.5) * CELL, y + (i + 0.5) * CELL + 4, text, middle=True)
 
@@ -28,19 +40,21 @@ class Picture:
         self.parts.append(f'<text x="{x}" y="{y}"{anchor}>{words}</text>')
 
     def arrow(self, x: float, y: float, to_x: float, to_y: float):
-        self.parts.append(f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="#5b6472" stroke-width="1.5" marker-end="url(#head)"/>')
+        self.parts.append(f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{LINE}" stroke-width="1.5" marker-end="url(#head)"/>')
 
     def __str__(self) -> str:
         width, height = self.size
-        point = '<path d="M0,0 L6,3 L0,6 z" fill="#5b6472"/>'
+        point = f'<path d="M0,0 L6,3 L0,6 z" fill="{LINE}"/>'
         head = f'<marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="3" orient="auto">{point}</marker>'
+        rules = (f'[{kind}="{light}"]{{{kind}:{dark}}}' for light, dark in DARK_MODE.items() for kind in ("fill", "stroke"))
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-                f'font-family="sans-serif" font-size="12" fill="#1f2733">',
+                f'font-family="sans-serif" font-size="12" fill="{INK}">',
                 f"<title>{self.alt}</title>",
+                f"<style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>",
                 f"<defs>{head}</defs>",
-                f'<rect width="{width}" height="{height}" rx="6" fill="#fbfbfc"/>',
+                f'<rect width="{width}" height="{height}" rx="6" fill="{GROUND}"/>',
                 *self.parts,
                 "</svg>\n",
             ]

@@ -12,11 +12,13 @@ import base64
 import json
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "notebooks"
+WIDTH = 92  # characters of the column of the site, in a window of 1280 pixels
 DRAWN = {name: f"{name}.png" for name in ("digits", "mamba", "muon", "dp_sgd", "mixture_of_experts")}
 
 
@@ -74,11 +76,11 @@ def shown(outputs: list[dict]) -> list[dict]:
 
 
 def page(path: pathlib.Path) -> tuple[str, dict[str, bytes]]:
-    """A stored notebook as Markdown, and its pictures by name."""
+    """A stored notebook as Markdown, and its pictures by name.  Code is broken into the lines of the site's column."""
     parts, pictures = [], {}
     for cell in json.loads(path.read_text())["cells"]:
         text = "".join(cell["source"])
-        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{formatted(text)}\n```")
         for output in cell.get("outputs", []):
             if "text" in output:
                 parts.append(f"```text\n{''.join(output['text']).strip(chr(10))}\n```")
@@ -86,7 +88,13 @@ def page(path: pathlib.Path) -> tuple[str, dict[str, bytes]]:
                 name = f"{path.stem}_{len(pictures)}.png"
                 pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
                 parts.append(f"![What the example draws]({name})")
-    return "\n\n".join(parts) + "\n", pictures
+    title, _, body = "\n\n".join(parts).partition("\n")
+    return f'{title}\n\n<div class="notebook" markdown>\n{body}\n\n</div>\n', pictures
+
+
+def formatted(text: str) -> str:
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", str(WIDTH), "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The tables and figures of the pages, and the sections of other pages, and the files, that the site includes.
+"""The tables and figures of the pages, and the files that the site includes.
 
-    python docs/tables.py     # writes the tables, the figures and the lists of docs/api anew
+    python docs/tables.py     # writes the tables, the figures and the lists of names anew
 
 A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`, a figure between `<!-- figure: commit cpu -->` and
 `<!-- end -->`.  Speed comes from benchmarks/results, where each file holds what was measured last; refusals from
 docs/operations/refusals.json; what is verified from the package's record.  `tests/project/test_docs_pages.py` fails where a page is not
 what this would write.
 
-The pages of docs/api list names with the first sentence of their documentation.  Each has `<!-- ::: name -->` behind it, in whose place the
+Pages list names with the first sentence of their documentation.  Each has `<!-- ::: name -->` behind it, in whose place the
 site has all of it.
 """
 
@@ -27,11 +27,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 RECORD = ROOT / "jaxext" / "tables" / "verified.json"
 BEGIN, END = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE), "<!-- end of table -->"
 FIGURE = re.compile(r"<!-- figure: (\w+)((?: \w+)*) -->.*?<!-- end -->")
-INCLUDE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.md)#([\w-]+)\) <!-- include -->$", re.MULTILINE)
 CODE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.(\w+))\) <!-- include -->$", re.MULTILINE)
 NAME = re.compile(r"^- [^\n]*<!-- (::: ([\w.]+)(?:(?!-->).)*?)\s*-->$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 
 # Benchmarks of one operation, or of several, which the rows name, against jnp: benchmarks/results/NAME_cpu.json.
 OWN = [path.stem.removesuffix("_cpu") for path in RESULTS.glob("*_cpu.json")]
@@ -59,7 +57,7 @@ def written(markdown: str) -> str:
 
 
 def first_sentence(name: str) -> str:
-    """Return the first sentence of the documentation of `name`, with a link to its file from a page of docs/api."""
+    """Return the first sentence of the documentation of `name`, with a link to its file from a folder of docs."""
     path, _, attribute = name.rpartition(".")
     whole = importlib.import_module(path)
     found = getattr(whole, attribute, None) or importlib.import_module(name)
@@ -72,47 +70,16 @@ def first_sentence(name: str) -> str:
 
 
 def expanded(markdown: str, folder: str) -> str:
-    """Expand the sections and files that a page in `folder` of docs/ includes, and its directives for mkdocstrings.
-
-    Raises:
-      KeyError: there is no such section.
-    """
+    """Expand the files that a page in `folder` of docs/ includes, and its directives for mkdocstrings."""
     markdown = NAME.sub(lambda match: f"\n{match[1]}\n", markdown)
-    markdown = INCLUDE.sub(lambda match: section(match[1], match[2], folder), markdown)
     return CODE.sub(lambda match: code(match[1], match[2], folder), markdown)
 
 
 def code(path: str, language: str, folder: str) -> str:
-    """A file as a block of code."""
+    """A file as a block of code, which opens by a click."""
     language = {"h": "cpp", "cu": "cpp", "py": "python"}[language]
-    return f'```{language} title="{posixpath.basename(path)}"\n{(ROOT / "docs" / folder / path).read_text()}```'
-
-
-def section(path: str, anchor: str, folder: str) -> str:
-    """The text below a heading, up to the next one of its level, with links that hold in `folder`."""
-    source = posixpath.normpath(posixpath.join(folder, path))
-    text = (ROOT / "docs" / source).read_text()
-    bare = FENCE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)  # of the same length, without the comments of code
-    headings = list(re.finditer(r"^(#+) +(.*?) *$", bare, re.MULTILINE))
-    begin = next((h for h in headings if slug(h[2]) == anchor), None)
-    if begin is None:
-        raise KeyError(f"{source} has no heading #{anchor}")
-    later = (h.start() for h in headings if h.start() > begin.start() and len(h[1]) <= len(begin[1]))
-    body = text[begin.end() : next(later, len(text))].strip()
-    home = posixpath.dirname(source)
-
-    def rebased(match: re.Match) -> str:
-        target = match[2]
-        if re.match(r"https?://", target):
-            return match[0]
-        there = source + target if target.startswith("#") else posixpath.join(home, target)
-        return f"[{match[1]}]({posixpath.relpath(there, folder or '.')})"
-
-    return LINK.sub(rebased, body)
-
-
-def slug(title: str) -> str:
-    return re.sub(r"[ -]+", "-", re.sub(r"[^\w\- ]", "", LINK.sub(r"\1", title)).strip().lower())
+    name, text = posixpath.basename(path), (ROOT / "docs" / folder / path).read_text()
+    return f"<details markdown><summary>{name}</summary>\n\n```{language}\n{text}```\n\n</details>"
 
 
 # --- what each implementation refuses
@@ -223,7 +190,7 @@ def speed(page: str) -> str:
     for kind, column, ratio in found:
         cells.setdefault((kind, column), []).append(ratio)
     kinds, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
+    lines = ["| case | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     return "\n".join(lines) + _below(
         f"Time of the other over jaxext's on a CPU: geometric mean over sizes (least to largest). {_made(environment)}."
@@ -297,7 +264,7 @@ def extremes(name: str) -> str:
         for ratio, problem, title in found:
             first.setdefault(problem, [title, f"{ratio:.2f}"])
         ends.append([*first.values()][:6])
-    head = "| faster | | slower | |\n|---|--:|---|--:|\n"
+    head = "| faster | times | slower | times |\n|---|--:|---|--:|\n"
     lines = (f"| {' | '.join([*fast, *slow])} |" for fast, slow in zip(*ends, strict=True))
     return head + "\n".join(lines) + _below(f"{_made(report['environment'])}.")
 

@@ -202,8 +202,10 @@ def cost(
 ) -> dict[str, Cost]:
     """Predict the cost per device of each role of a form whose labels are split over devices.
 
-        matmul    c[b,m,n] = Σ_k a[b,m,k] b[b,k,n]                           roles nn (c), nt (a), tn (b)
-        conv2d    y[b,n,p,q,g,k] = Σ_{r,s,c} x̃[b,n,p + r,q + s,g,c] w[b,g,k,r,s,c]      fprop (y), dgrad (x), wgrad (w)
+        matmul    c[b,m,n] = Σ_k a[b,m,k] b[b,k,n]
+                  roles nn (c), nt (a), tn (b)
+        conv2d    y[b,n,p,q,g,k] = Σ_{r,s,c} x̃[b,n,p + r,q + s,g,c] w[b,g,k,r,s,c]
+                  roles fprop (y), dgrad (x), wgrad (w)
 
     The slot in parentheses is the result; the other two are the operands.  The spatial labels (input and filter) are W and S for conv1d,
     H, W and R, S for conv2d, and D, H, W and T, R, S for conv3d.  No device is needed and nothing is compiled.

@@ -32,7 +32,7 @@ needs_cuda = pytest.mark.skipif(bool(LACKING), reason=f"no CUDA kernels to link:
 
 
 def files() -> list[pathlib.Path]:
-    return sorted(path.relative_to(FILES) for path in FILES.rglob("*.*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(path.relative_to(FILES) for path in FILES.rglob("*.*") if path.suffix in (".cu", ".h", ".py"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Rows times numbers: the problems that the kernel takes, the configurations that are worth a try, and the launch."""
+"""Rows times numbers: the kernel's problems, its configurations, and the launch."""
 
 import dataclasses
 
@@ -27,14 +27,22 @@ class Config:
 def refuses(problem: Problem) -> str | None:
     """Return the reason if no config fits the problem, or None."""
     if problem.dtypes not in (("fp32", "fp32", "fp32"), ("bf16", "fp32", "bf16")):
-        return f"the dtypes are {', '.join(problem.dtypes)}, want fp32 or bf16 for x and the result, fp32 for scale"
-    return None if candidates(problem) else f"{problem.B * problem.M} rows are more than a grid has programs"
+        dtypes = ", ".join(problem.dtypes)
+        return f"the dtypes are {dtypes}, want fp32 or bf16 for x and y, fp32 for scale"
+    return (
+        None
+        if candidates(problem)
+        else f"{problem.B * problem.M} rows are more than a grid has programs"
+    )
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """The blocks that fit a grid.  The one with the fewest idle lanes is first, and of two the larger."""
+    """The blocks that fit a grid: the fewest idle lanes first, and of two the larger."""
     configs = [Config(block=block) for block in (1024, 512, 256, 128)]
-    return sorted((c for c in configs if programs(problem, c) <= MOST_PROGRAMS), key=lambda c: programs(problem, c) * c.block)
+    return sorted(
+        (c for c in configs if programs(problem, c) <= MOST_PROGRAMS),
+        key=lambda c: programs(problem, c) * c.block,
+    )
 
 
 def programs(problem: Problem, config: Config) -> int:
@@ -46,4 +54,6 @@ def launch(problem: Problem, config: Config) -> Launch:
     from . import kernel
 
     check(problem, [refuses(problem)])
-    return plain_launch(problem, config, kernel.rowscale, ("x", "scale"), (programs(problem, config),))
+    return plain_launch(
+        problem, config, kernel.rowscale, ("x", "scale"), (programs(problem, config),)
+    )

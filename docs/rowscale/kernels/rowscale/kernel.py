@@ -1,4 +1,4 @@
-"""Rows times numbers:  y[b,m,n] = x[b,m,n] scale[m].  A program computes a block of a row."""
+"""Rows times numbers: y[b,m,n] = x[b,m,n] scale[m]. A program computes a block of a row."""
 
 import triton
 import triton.language as tl

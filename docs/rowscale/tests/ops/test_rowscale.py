@@ -10,7 +10,9 @@ X, SCALE = jnp.ones((4, 4, 4)), jnp.arange(4.0)
 
 
 def test_every_rule_is_the_references():
-    testing.check_op(rowscale, lambda x, scale: x * scale[None, :, None], (X, SCALE), show=False).raise_if_failed()
+    testing.check_op(
+        rowscale, lambda x, scale: x * scale[None, :, None], (X, SCALE), show=False
+    ).raise_if_failed()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,15 @@
 import dataclasses
 import functools
 
-from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, config_of, fields_named, not_compiled_for, refusal
+from jaxext.backends.cuda.cuda_binding import (
+    Cuda,
+    called,
+    compiled,
+    config_of,
+    fields_named,
+    not_compiled_for,
+    refusal,
+)
 from jaxext.backends.fields import DTYPES
 from jaxext.backends.kernel import KernelCall
 
@@ -29,22 +37,40 @@ class CudaRowscale(Cuda):
     custom_calls = ("jaxext_rowscale_v1",)
 
     def problem(self, call):
-        dtypes = tuple(DTYPES.get(dtype.name, dtype.name) for dtype in (*call.dtypes.values(), call.dtype))
+        dtypes = tuple(
+            DTYPES.get(dtype.name, dtype.name)
+            for dtype in (*call.dtypes.values(), call.dtype)
+        )
         sizes = {label: call.sizes[label] for label in "BMN"}
-        return RowscaleProblem(name=call.op, **sizes, dtypes=dtypes, arch=self.arch(call), device=call.device)
+        return RowscaleProblem(
+            name=call.op, **sizes, dtypes=dtypes, arch=self.arch(call), device=call.device
+        )
 
     def refuses_problem(self, problem):
-        return not_compiled_for(problem.arch) or refusal("rowscale", fields_named(problem, "BMN"), problem.dtypes, problem.arch)
+        return not_compiled_for(problem.arch) or refusal(
+            "rowscale", fields_named(problem, "BMN"), problem.dtypes, problem.arch
+        )
 
     def slower(self, call):
         return None
 
     def configs(self, problem):
-        rows = [row for row in compiled("rowscale") if row["operands"] == problem.dtypes[0] and problem.N % row["lanes"] == 0]
-        return sorted((config_of(RowscaleConfig, row) for row in rows), key=lambda config: 1 / config.lanes)  # instructions for an element
+        rows = [
+            row
+            for row in compiled("rowscale")
+            if row["operands"] == problem.dtypes[0] and problem.N % row["lanes"] == 0
+        ]
+        # instructions for an element
+        return sorted(
+            (config_of(RowscaleConfig, row) for row in rows),
+            key=lambda config: 1 / config.lanes,
+        )
 
     def launch(self, call, problem, config):
-        attributes, shapes = fields_named(problem, "BMN") | dataclasses.asdict(config), {"result": (problem.B, problem.M, problem.N)}
+        attributes, shapes = (
+            fields_named(problem, "BMN") | dataclasses.asdict(config),
+            {"result": (problem.B, problem.M, problem.N)},
+        )
         slots = ("x", "scale")
         return KernelCall(
             describe=f"rowscale, {config.lanes} lanes",

@@ -20,8 +20,15 @@ def _reference(x, scale):
 
 
 MATRICES = ("B", "M", "N")
-FAMILY = declare(Family("rowscale", lax_primitive=None, names="rowscale"), CudaRowscale(), TritonRowscale(), Reference())
-OPERATION = Declaration("rowscale", _reference, inputs={"x": MATRICES, "scale": ("M",)}, results={"y": MATRICES}).operation
+FAMILY = declare(
+    Family("rowscale", lax_primitive=None, names="rowscale"),
+    CudaRowscale(),
+    TritonRowscale(),
+    Reference(),
+)
+OPERATION = Declaration(
+    "rowscale", _reference, inputs={"x": MATRICES, "scale": ("M",)}, results={"y": MATRICES}
+).operation
 
 
 def rowscale(name: str, x: Any, scale: Any, *, implementation: str | None) -> jax.Array:
@@ -33,5 +40,10 @@ def rowscale(name: str, x: Any, scale: Any, *, implementation: str | None) -> ja
 
 
 def _bound(x: jax.Array, scale: jax.Array, *, implementation) -> jax.Array:
-    static = Static(ranks=OPERATION.pack({"B": x.ndim - 2}), dtypes=(x.dtype,), implementation=implementation, options=Keywords(()))
+    static = Static(
+        ranks=OPERATION.pack({"B": x.ndim - 2}),
+        dtypes=(x.dtype,),
+        implementation=implementation,
+        options=Keywords(()),
+    )
     return OPERATION.bind({"x": x, "scale": scale}, static, wanted=("y",))["y"]

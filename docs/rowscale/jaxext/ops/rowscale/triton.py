@@ -9,9 +9,14 @@ class TritonRowscale(TritonKernels):
     module = rowscale
 
     def problem(self, call):
-        dtypes = tuple(DTYPES.get(dtype.name, dtype.name) for dtype in (*call.dtypes.values(), call.dtype))
+        dtypes = tuple(
+            DTYPES.get(dtype.name, dtype.name)
+            for dtype in (*call.dtypes.values(), call.dtype)
+        )
         sizes = {label: call.sizes[label] for label in "BMN"}
-        return rowscale.Problem(name=call.op, **sizes, dtypes=dtypes, arch=self.arch(call), device=call.device)
+        return rowscale.Problem(
+            name=call.op, **sizes, dtypes=dtypes, arch=self.arch(call), device=call.device
+        )
 
     def slower(self, call):
         return None
