@@ -1,10 +1,9 @@
-"""Derivatives of every kind, each through jaxext's products: grad of grad of grad, Jacobians, Hessians, gradients of single examples.
+"""Derivatives of every kind through jaxext's matmul: grad of grad of grad, Jacobians, Hessians, per-example gradients.
 
     python examples/autodiff.py
 
-What to see: a product is linear in each of its operands, so each derivative of a product is a product again, of one of three roles
-(matmul_nn, matmul_nt, matmul_tn: a b, c bᵀ and aᵀ c).  There is nothing that could run out of derivatives: forward, reverse and any mixture
-of them, of any order, bind the same three primitives.
+What to see: a matmul is linear in each operand, so each of its derivatives is a matmul again, in one of three roles (matmul_nn, matmul_nt,
+matmul_tn: a b, c bᵀ and aᵀ c).  Forward mode, reverse mode and any mixture of them, of any order, bind the same three primitives.
 """
 
 import os
@@ -121,7 +120,7 @@ def per_example_gradients():
         print(f"  of the weights of layer {i + 1}: {'x'.join(map(str, weights.shape))}, split as {weights.sharding.spec}")
 
     norms, first, mean = summary(gradients)
-    print(f"  their norms, from {norms.min():.2f} to {norms.max():.2f}, are what is clipped to train in privacy\n\nRelative differences:")
+    print(f"  their norms, from {norms.min():.2f} to {norms.max():.2f}, are what private training clips\n\nRelative differences:")
     alone = jax.jit(jax.grad(cross_entropy))
     for i, gradient in enumerate(first):
         show(f"row {i} of jit(vmap(grad)), and grad of example {i} alone", gradient, alone(params, xs[i], labels[i]))
@@ -138,7 +137,7 @@ def summary(gradients):
 
 
 def show_products(function, *args):
-    print("\nWhat that runs: layers as matrix products of the whole batch, and for each weight's gradients a batch of outer products:")
+    print("\nThis runs: layers as matmuls of the whole batch, and for each weight's gradients a batch of outer products:")
     for row in jaxext.explain(function)(*args).rows:
         print(f"  {row.times} x {row.op}   {' '.join(row.operands)} -> {row.result}")
 

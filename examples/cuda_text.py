@@ -1,4 +1,4 @@
-"""A bilateral filter as CUDA text, with all of JAX's transformations: it smooths images, and keeps their edges.
+"""A bilateral filter as CUDA text, with all of JAX's transformations.  It smooths images and keeps their edges.
 
     y[p] = Σ_q w[p,q] x[q] / Σ_q w[p,q]
     w[p,q] = exp(-|p - q|² / (2 sigma_space²) - (x[p] - x[q])² / (2 sigma_range²))    q: the pixels of the image within `radius` of p
@@ -6,9 +6,9 @@
     python examples/cuda_text.py
     python examples/cuda_text.py --radius 4 --sigma-range 0.3
 
-What to see: the filter is a CUDA kernel, and its derivative is another one.  NVRTC compiles both when a program for a GPU is lowered, and
-XLA launches them.  Without a GPU, ptxsim executes both on a small image, and the larger images are filtered by the reference in jnp.  All
-results and gradients are compared with the reference in float64.  The kernels need NVRTC: `pip install 'jaxext[nvrtc]'`.
+What to see: the filter is one CUDA kernel, and its derivative another.  NVRTC compiles both when a program for a GPU is lowered, and XLA
+launches them.  Without a GPU, ptxsim executes both on small images, and the reference in jnp filters the larger images.  All results and
+gradients are compared with the reference in float64.  The kernels need NVRTC: `pip install 'jaxext[nvrtc]'`.
 """
 
 import os
@@ -190,8 +190,8 @@ def main(argv=None):
 
     smoothed, blurred = smooth(x), smooth(x, sigma_range=1e3)
     noise, left, of_blur = (float(np.sqrt(np.mean((np.asarray(a) - clean) ** 2))) for a in (x, smoothed, blurred))
-    print(f"\nNoise {noise:.3f}, and {left:.3f} when it is filtered; a blur without the weights of range: {of_blur:.3f}")
-    print("(goal: the filter leaves least; parameters other than the defaults need not reach it)")
+    print(f"\nNoise {noise:.3f}, after the filter {left:.3f}, after a plain Gaussian blur {of_blur:.3f}")
+    print("(goal: the filter leaves the least; parameters other than the defaults need not reach it)")
     print(f"Largest error {worst:.1e} (goal: at most {GOAL:.0e})")
     return 0 if worst <= GOAL and calls == 2 and left < min(noise, of_blur) else 1
 

@@ -1,12 +1,13 @@
-"""Your own kernels with all of JAX's transformations, of a bilinear operation that JAX does not have: on CPUs in C++ through XLA's foreign
-function interface, and on NVIDIA GPUs in Triton.
+"""Your own kernels, with all of JAX's transformations, for a bilinear operation that JAX lacks.
+
+On CPUs the kernel is in C++, called through XLA's foreign function interface; on NVIDIA GPUs it is in Triton.
 
     python examples/custom_kernel.py
-    python examples/custom_kernel.py --implementation xla    # the operation's definition, in place of the kernels
+    python examples/custom_kernel.py --implementation xla    # the operation's definition instead of the kernels
 
-A bare `jax.ffi.ffi_call` or `triton_call` has no gradient, no vmap and no sharding.  Here the operation is declared by the labels of its
-axes, from which jaxext derives all of these; a kernel only has to compute the sum.  Every transformation is compared with jnp.einsum.
-cuda_text.py has an operation that is not bilinear, with a kernel of its own for the derivative.
+A bare `jax.ffi.ffi_call` or `triton_call` has no gradient, no vmap and no sharding.  Here the labels of the axes declare the operation, and
+jaxext derives the rest; a kernel only computes the sum.  Every transformation is compared with jnp.einsum.  cuda_text.py has an operation
+that is not bilinear, with its own kernel for the derivative.
 """
 
 import os
@@ -231,7 +232,7 @@ def main(argv=None):
     print(CHANNELWISE)
     with jaxext.use_implementation(named):
         explained = jaxext.explain(gradient)(x, w)
-    print("\nWhat a gradient runs here, and why:", explained, sep="\n")
+    print("\nA gradient runs these products here:", explained, sep="\n")
     if on_cpu and (reason := compiled()):
         print(f"\nThe C++ kernel does not run: {reason}.")
 

@@ -1,4 +1,4 @@
-"""A decoder language model of Mamba-like layers and mixtures of experts: trained by jaxext and by lax, quantised, and run token by token.
+"""A decoder language model with Mamba-like layers and mixtures of experts, trained by jaxext and by lax, quantised, and run token by token.
 
     v, g = u I, u G of u = norm(x);   v = silu(causal_conv1d(v))   each channel sees the last TAPS tokens
     a = exp(-softplus(v A + b));      h = a h + (1 - a) v          what is kept depends on what is read
@@ -6,10 +6,10 @@
 
     python examples/decoder.py
 
-What to see: the layers' weights are stacked, and `lax.scan` runs over them.  One line, `jaxext.slices_in_place()`, lets kernels on a GPU
-read them without a copy.  The same steps by lax's depthwise convolution, sort and ragged products have the same losses; every TOGETHER
-steps they start from the same parameters again.  The text is made here: sentences about animals, some of them sums.  Then the dense
-weights are rounded to int8, and the network writes.  It keeps nothing but the last TAPS - 1 inputs of each convolution and the state h.
+What to see: `lax.scan` runs over the layers' stacked weights.  One line, `jaxext.slices_in_place()`, lets GPU kernels read them without a
+copy.  The same steps by lax's depthwise convolution, sort and ragged matmul have the same losses.  Every TOGETHER steps both start again
+from the same parameters.  The text is generated: sentences about animals, some of them sums.  Then the dense weights are quantised to
+int8, and the network writes.  It keeps only the last TAPS - 1 inputs of each convolution and the state h.
 """
 
 import argparse
@@ -235,7 +235,7 @@ def show_generation(params):
     lines = [line for row in generate(quantised, newlines, 1, 0.3)[0] for line in "".join(ALPHABET[row]).split("\n")[:-1]]
     correct = sum(line in {*SUMS, *FACTS} for line in lines)
     print("\nWritten by int8:", *lines[:8], sep="\n    ")
-    print(f"{correct} of {len(lines)} such sentences are of the language, {len({*lines})} are different\n")
+    print(f"{correct} of {len(lines)} such sentences belong to the language, {len({*lines})} are different\n")
     return same, difference
 
 
@@ -255,7 +255,7 @@ def main(argv=None):
         "The same losses by jaxext and by lax": np.ptp(losses, axis=1).max() < ROUNDING,
         f"The loss falls, from {first:.2f} to {last:.2f}": last < first,
         f"The same logits step by step and all at once (they differ by {difference:.0e} of the largest)": difference < ROUNDING,
-        f"int8 continues float32's text by its characters, in {same:.1%} of the places (goal: at least {MOST:.0%})": same >= MOST,
+        f"int8 continues float32's text with the same character in {same:.1%} of places (goal: at least {MOST:.0%})": same >= MOST,
     }
     for claim, holds in claims.items():
         print(f"{claim}: {holds}")

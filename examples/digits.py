@@ -1,4 +1,4 @@
-"""Trains a small ConvNet on scikit-learn's handwritten digits: jaxext's convolutions and matmul under jit, grad, vmap and a sharded batch.
+"""A small ConvNet on scikit-learn's handwritten digits: jaxext's convolutions and matmul under jit, grad, vmap and a sharded batch.
 
     pip install '.[demo]'
     python examples/digits.py                # jaxext
@@ -190,7 +190,7 @@ def main(argv=None):
     (images, labels), (test_images, test_labels) = load()
 
     if not args.reference:
-        print("What the gradient of one training step runs:\n")
+        print("The gradient of one training step runs:\n")
         grad = jax.grad(functools.partial(mean_loss, ops))
         print(jaxext.explain(grad)(init(jax.random.key(0)), images[:BATCH], labels[:BATCH]), "\n")
 

@@ -1,13 +1,13 @@
-"""Trains a small ConvNet on handwritten digits with differential privacy: DP-SGD, with noise from this script and clipping from jaxext.
+"""DP-SGD: a small ConvNet learns handwritten digits with differential privacy.  jaxext clips the gradients, and this script adds the noise.
 
     w  <-  w - rate / batch (Σ_b g_b min(1, C / |g_b|) + σ C z),   z ~ N(0, 1)
 
     pip install '.[demo]'
     python examples/dp_sgd.py
 
-What to see: no gradient of an example is ever made, and the sum is that of clipped gradients all the same.  Each batch is a Poisson sample,
-padded to a fixed size.  The plot shows the norms |g_b| by epoch: clipping cuts what is above the line.  What privacy this noise gives, an
-accountant such as `jax_privacy.accounting` or `dp_accounting` says, from the sampling probability, σ and the number of steps.
+What to see: the sum of clipped gradients is computed without a gradient for each example.  Each batch is a Poisson sample, padded to a
+fixed size.  The plot shows the norms |g_b| by epoch; clipping cuts them at the line.  An accountant such as `jax_privacy.accounting` or
+`dp_accounting` computes the privacy from the sampling probability, σ and the number of steps.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def main(args=None) -> int:
     ours, theirs = clipped_grad(p, *batch)[0], jax.jit(of_gradients)(p, *batch)
     apart = max(float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
     largest = max(float(jnp.abs(b).max()) for b in jax.tree.leaves(theirs))
-    print(f"clipped sum, against that of the gradients: {apart / largest:.0e} apart")
+    print(f"The clipped sum and the sum of clipped gradients differ by {apart / largest:.0e} of the largest element")
     accuracy = float((logits(p, test[0]).argmax(-1) == test[1]).mean())
     print(f"{accuracy:.1%} of the test images, with noise of {NOISE} times the clip norm")
     if options.plot:

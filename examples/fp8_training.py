@@ -1,10 +1,10 @@
-"""Trains a small network on handwritten digits in 8-bit floats, beside bfloat16, and then rounds its weights to int8 and int4.
+"""A small network trained on handwritten digits in 8-bit floats, beside bfloat16.  Its weights are then quantised to int8 and int4.
 
     pip install '.[demo]'
     python examples/fp8_training.py
 
-What to see: `jaxext.fp8_matmul` in place of `@` trains as well as bfloat16, and keeps fewer bytes for the gradients.  The trained
-weights, rounded to 8 or 4 bits by `jaxext.quantization.quantize`, classify about as well in a quarter or an eighth of float32's memory.
+What to see: `jaxext.fp8_matmul` in place of `@` trains as well as bfloat16, and saves fewer bytes for the gradients.  The trained weights,
+quantised to 8 or 4 bits by `jaxext.quantization.quantize`, classify about as well in a quarter or an eighth of float32's memory.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Blurs, sharpens, outlines, tracks and deblurs a photograph, by convolutions in one, two and three dimensions.
+"""A photograph blurred, sharpened, outlined, tracked and deblurred by convolutions in one, two and three dimensions.
 
     pip install '.[demo]'
     python examples/image_convolution.py    # saves image_convolution.png
 
-The photograph comes with scikit-learn.  `convolve` below is `jax.scipy.signal.convolve` and `convolve2d` in one function, written with
-`jaxext.conv_general_dilated`, and gives what they give.
+The photograph comes with scikit-learn.  `convolve` below has the results of `jax.scipy.signal.convolve` and `convolve2d`, by
+`jaxext.conv_general_dilated`.
 """
 
 import os

@@ -4,8 +4,8 @@
 
     python examples/linear_layer.py
 
-What to see: vmap decides which matrix product runs.  Mapping both operands of a dot product gives many dot products, mapping one gives a
-matrix times a vector, and mapping first the one and then the other gives a matrix product, of which no line below speaks.
+What to see: vmap decides which matmul runs.  vmap over both operands of a dot product gives many dot products.  vmap over one gives a
+matrix times a vector.  vmap over first one and then the other gives a full matmul, which no line below writes out.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A Hyena block recalls what it read hundreds of steps before, by a convolution with filters as long as the sequence.
+"""A Hyena block that recalls inputs from hundreds of steps before, by a convolution with filters as long as the sequence.
 
     q, k, v = causal_conv1d(x I)                         each channel sees the last TAPS steps
     y[t] = q[t] (Σ_s w[s] (k v)[t - s] + skip (k v)[t])  `jaxext.long_conv` with its gate and skip, by the FFT
@@ -8,8 +8,8 @@
     python examples/long_convolution.py --length 1024
 
 What to see: a sequence has PAIRS pairs of a key and its value, somewhere in its first quarter.  It ends with the keys in another order, and
-the block names their values.  With filters of SHORT taps it does not see the pairs from there, and guesses one of VALUES values.  Then the
-long convolution alone is timed beside the FFT by hand and, with fewer taps, beside lax.  MiB are those of temporaries.
+the block must name their values.  Filters of SHORT taps do not reach the pairs, so the block guesses one of VALUES values.  Then the long
+convolution alone is timed beside the FFT by hand and, with fewer taps, beside lax.  MiB are those of temporaries.
 """
 
 import argparse

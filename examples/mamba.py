@@ -7,8 +7,8 @@
     pip install '.[demo]'
     python examples/mamba.py
 
-What to see: training convolves whole sequences.  Afterwards the network reads the test images one row at a time, and keeps nothing but
-the last TAPS - 1 inputs of each convolution and the state h.  Both ways give the same scores.  The plot shows how a guess becomes certain.
+What to see: training convolves whole sequences.  Afterwards the network reads the test images one row at a time, and keeps only the last
+TAPS - 1 inputs of each convolution and the state h.  Both ways give the same scores.  The plot shows how a guess becomes certain.
 """
 
 import argparse

@@ -7,13 +7,13 @@
     python examples/mixture_of_experts.py
     python examples/mixture_of_experts.py --balance
 
-What to see: the layer is one call of `jaxext.moe`, which multiplies each row by the matrices of its experts alone, however many there are.
-With `axis_name` each device has some of the experts and a part of the batch: rows travel to their experts and back.
-The column "all - one" is the difference between the parameters that one device finds and those of all of them.
+What to see: the layer is one call of `jaxext.moe`, which multiplies each row only by the matrices of its own experts.  With `axis_name`
+each device has some of the experts and a part of the batch, and rows travel to their experts and back.  The column "all - one" is the
+difference between the parameters trained on one device and on all of them.
 
-b is zero, and a few experts get most rows: "busiest" is the part of the choices that falls on one expert, and would be 1/16 if all had as
-many.  With `--balance` b is the bias of DeepSeek-V3: after each step it grows for the experts that had fewer rows than the mean, and
-shrinks for those that had more.  It only chooses experts, so no loss is added, and no gradient sees it.
+b is zero, and a few experts get most rows: "busiest" is the largest share of one expert, which would be 1/16 if all had equally many.
+With `--balance` b is the bias of DeepSeek-V3.  After each step it grows for experts with fewer rows than the mean, and shrinks for those
+with more.  It only affects the choice of experts: it adds no loss, and has no gradient.
 """
 
 import os

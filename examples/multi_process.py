@@ -1,19 +1,19 @@
-"""Trains a small net on several processes: each holds its own part of the data, and all of them compute as one.
+"""A small network trained on several processes, each with its own part of the data.
 
     python examples/multi_process.py            # two processes on this computer, with four simulated devices each
     python examples/multi_process.py --gpus     # two processes on this computer, with one of its GPUs each
-    python examples/multi_process.py --die 1    # process 1 is killed after two steps: what becomes of the other?
+    python examples/multi_process.py --die 1    # process 1 is killed after two steps; JAX ends the other
 
-On a cluster every process runs this script.  Under SLURM, Open MPI or Kubernetes JAX finds the others by itself; with a process per GPU:
+On a cluster every process runs this script.  Under SLURM, Open MPI or Kubernetes JAX finds the others by itself.  With one process per GPU:
 
     srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 --kill-on-bad-exit python examples/multi_process.py --cluster
 
-By hand, on two hosts of which the first is host0 to both and has port 1234 free; with a process per host, for all of its GPUs:
+By hand on two hosts, with one process per host for all of its GPUs (both know the first host as host0, whose port 1234 is free):
 
     host0$ python examples/multi_process.py --coordinator host0:1234 --processes 2 --process 0
     host1$ python examples/multi_process.py --coordinator host0:1234 --processes 2 --process 1
 
-Devices of different processes talk over NCCL if they are GPUs, over Gloo if they are CPUs; JAX sees to that.
+JAX connects GPUs of different processes by NCCL, CPUs by Gloo.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def say(text):
 def take_part(dtype, die):
     here, everywhere = jax.local_devices(), jax.devices()
     kind = here[0].device_kind
-    say(f"process {jax.process_index()} of {jax.process_count()}: {len(here)} of {len(everywhere)} devices ({kind}) are its own")
+    say(f"process {jax.process_index()} of {jax.process_count()}: {len(here)} of {len(everywhere)} devices ({kind}) belong to it")
     size, channels, total = (12, 16, 64) if jax.default_backend() == "cpu" else (64, 256, 512)
     examples = max(1, total // len(everywhere))  # on a device; however many there are, one can hold the whole, as it does below
 
@@ -130,7 +130,7 @@ def take_part(dtype, die):
     whole = multihost_utils.process_allgather(mine, tiled=True)
     _, alone = train(dtype, *jax.device_put((init(channels), *whole), here[0]))
     error = np.abs(np.subtract(losses, alone)).max()
-    say(f"the other processes have the same; one device, alone, finds losses that differ by {error:.0e} at most")
+    say(f"the other processes have the same; the losses of a single device differ by {error:.0e} at most")
     if not error <= (1e-4 if dtype == jnp.float32 else 2e-2):  # nor may it be NaN
         raise ArithmeticError(f"losses of all devices: {losses}; of one alone: {alone}")
     if not losses[-1] < 0.7 * losses[0]:

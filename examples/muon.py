@@ -1,11 +1,11 @@
-"""The optimizer Muon by `jaxext.newton_schulz`, in optax's form, trains a network on handwritten digits, beside optax's own Muon.
+"""The optimizer Muon in optax's form, by `jaxext.newton_schulz`.  It trains a network on handwritten digits, beside optax's own Muon.
 
     pip install '.[demo]'
     python examples/muon.py            # compares with optax.contrib.muon if optax is installed
     python examples/muon.py --help
 
-What to see: Muon moves a matrix by its momentum with all singular values moved to about 1.  Matrices of one shape, here three layers, are
-one call.  The losses are those of optax's Muon.
+What to see: Muon updates a matrix by its momentum, with all singular values brought to about 1.  One call takes all matrices of one shape,
+here three layers.  The losses are those of optax's Muon.
 """
 
 import argparse

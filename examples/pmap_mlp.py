@@ -1,4 +1,4 @@
-"""Data-parallel training of a 784-512-256-10 network with pmap, and what happens when the gradients are not all-reduced.
+"""Data-parallel training of a 784-512-256-10 network with pmap, with and without an all-reduce of the gradients.
 
     each device d:   g_d = gradient of the mean loss over its part of the batch
     all of them:     g = (1/D) Σ_d g_d,  the gradient over the whole batch, because the parts are equally long
@@ -6,9 +6,9 @@
     pip install '.[demo]'
     python examples/pmap_mlp.py
 
-What to see: with the mean over devices (`lax.pmean`), the parameters after every step are those that one device finds on the whole batch,
-but for rounding (the column "all - one").  Without it, each device trains a network of its own on its part of the data, and the replicas
-drift apart.  The images are scikit-learn's handwritten digits, which come with it, enlarged to MNIST's 28x28.
+What to see: with the mean over devices (`lax.pmean`), the parameters after every step equal those of one device on the whole batch, up to
+rounding (the column "all - one").  Without it, each device trains its own network on its part of the data, and the replicas drift apart.
+The images are scikit-learn's handwritten digits, enlarged to MNIST's 28x28.
 """
 
 import os

@@ -2,9 +2,9 @@
 
     python examples/sharded_arrays.py
 
-The tutorial's `PositionalSharding(devices).reshape(4, 2)` is today a mesh with named axes and a `PartitionSpec` that says which of them
-splits which axis of an array; its `.replicate(1)` is a None there.  The matrices hold small whole numbers, of which every sum is exact in
-float32 in any order: so all layouts must give the same bits.
+Today a mesh with named axes and a `PartitionSpec` replace the tutorial's `PositionalSharding(devices).reshape(4, 2)`; a None in the spec
+replaces its `.replicate(1)`.  The matrices hold small integers, whose sums are exact in float32 in any order.  So all layouts must give
+the same bits.
 """
 
 import os
@@ -73,7 +73,7 @@ def show_layouts(x, devices):
     mesh = mesh_of(devices, square(n))
     for spec in (P("rows", None), P(None, "cols"), P()):
         y = jax.device_put(x, NamedSharding(mesh, spec))
-        print(f"\n{spec} on a mesh of {mesh.devices.shape}: what is not split is replicated")
+        print(f"\n{spec} on a mesh of {mesh.devices.shape}: axes that are not split are replicated")
         jax.debug.visualize_array_sharding(y, scale=0.5)
     claim("replicated, it is whole on every device", all(shard.data.shape == x.shape for shard in y.addressable_shards))
 
@@ -103,7 +103,7 @@ def show_products(a, b, devices):
 
     _, sent = product(P("rows", "cols"), P("rows", "cols"))
     if sent:
-        print("here the operands split the summed axis in two different ways: no device has what it needs, and XLA must move it")
+        print("here the operands split the summed axis in two different ways, so XLA must move data")
 
     # Meshes whose axes are Explicit put the sharding into the type, where it is known while the function is traced.
     mesh = mesh_of(devices, square(len(devices)), AxisType.Explicit)
@@ -152,7 +152,7 @@ def show_times(a, b, devices):
         f = jax.jit(f)
         print(f"{name:20} {milliseconds(f, *one):10.2f} {milliseconds(f, *all_of_them):11.2f}")
     if devices[0].platform == "cpu":
-        print("These devices are one CPU, whose cores a single device uses as well: the times say nothing of eight of them.")
+        print("These devices share the cores of one CPU, so the times say nothing about eight real devices.")
 
 
 def main(argv=None):

@@ -1,10 +1,10 @@
-"""Trains the 784-8192-8192-8192-10 network of JAX's tutorial "Distributed arrays and automatic parallelization" on 1, 8 and 4 x 2 devices.
+"""The 784-8192-8192-8192-10 network of JAX's tutorial "Distributed arrays and automatic parallelization", on 1, 8 and 4 x 2 devices.
 
     python examples/sharded_mlp.py
 
-The batch is split over the mesh axis "data", and the layers alternately over "model": one by the columns of its matrix, so that each device
-computes some of the outputs, and the next by the rows that multiply these.  Two layers then need one sum over "model", and nothing is ever
-gathered.  Only `place` says so: the network and its training are the same on every mesh, one device included, and so are the losses.
+The batch is split over the mesh axis "data", and the layers alternately over "model".  One layer is split by the columns of its matrix, so
+that each device computes some of the outputs; the next by the rows that multiply these outputs.  Two layers then need one sum over "model",
+and nothing is ever gathered.  Only `place` defines this: the code and the losses are the same on every mesh, one device included.
 """
 
 import os
@@ -148,7 +148,7 @@ def main(argv=None):
             print(f"  {count} {name}, {megabytes:.2f} MB")
         runs.append(losses)
         if data * model == 1 and sent or not set(sent) <= {"all-reduce"}:
-            print("  a sum over devices is all that this should need")
+            print("  this should need only a sum over devices")
             return 1
 
     print(f"\nLargest difference of the losses from those on one device: {max(abs(run / runs[0] - 1).max() for run in runs):.1e}")

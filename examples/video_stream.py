@@ -1,4 +1,4 @@
-"""A causal autoencoder of videos, trained on short ones and run as a stream, chunk by chunk, with the bits of the whole.
+"""A causal autoencoder of videos, trained on short videos and run as a stream, chunk by chunk, with the bits of the whole video.
 
     latent = conv(relu(conv(relu(conv(frames)))))           4 frames of 32x32 -> 1 of 8x8 with 8 channels
     result = conv(relu(conv(relu(conv(relu(latent))))))     back to 4 frames; all are `jaxext.causal_conv`, here with `transpose=True`
@@ -6,11 +6,11 @@
     pip install '.[demo]'
     python examples/video_stream.py --plot video_stream.png
 
-What to see: each layer keeps the last steps of its input, and a stream keeps nothing else.  Chunks of a video, or 4 frames at a time inside
-`jax.lax.scan`, have the result of the whole video to the last bit.  A step costs the same wherever it is in the stream.
+What to see: a stream keeps only the last steps of each layer's input.  Chunks of a video, or 4 frames at a time inside `jax.lax.scan`, are
+bitwise identical to the result of the whole video.  A step costs the same wherever it is in the stream.
 
 Latent frame p reads the frames up to 4p, and gives the results 4p to 4p + 3.  So the network is trained to be 3 frames late.  The videos
-are made here: two handwritten digits fly across the picture and bounce off its sides.
+are generated: two handwritten digits fly across the picture and bounce off its sides.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The window convolution of JAX's tutorial on vmap: written for one signal and one window, then mapped over batches of both.
+"""The window convolution of JAX's tutorial on vmap, written for one signal and one window, then mapped over batches of both.
 
     convolve(x, w)[i] = x[i] w[0] + x[i+1] w[1] + x[i+2] w[2]
 
     python examples/vmap_convolve.py
 
-The products are jaxext's primitives, and vmap, jit and pmap are rules of theirs: however the batch is mapped, a product stays a product.
-Numbers are small integers, and every result is compared, bit for bit, with NumPy's loop over the batch.
+jaxext's primitives have rules for vmap, jit and pmap: however the batch is mapped, one product stays one product.  The numbers are small
+integers, and every result is compared, bit for bit, with NumPy's loop over the batch.
 """
 
 import os
@@ -119,7 +119,7 @@ def main(argv=None):
         axes(x, w, xs, ws)
         devices(xs, ws, count)
 
-        print("\nWhat runs for the batch, three products of windows or one convolution:\n")
+        print("\nFor the batch this runs, as three products of windows or as one convolution:\n")
         print(jaxext.explain(jax.vmap(convolve))(xs, ws), "\n")
         print(jaxext.explain(jax.vmap(convolve_in_one))(xs, ws))
     return 0
