@@ -39,11 +39,11 @@ def use_target(arch: str | None) -> Scope:
     lowering, so put the decorator above `@jax.jit`.
 
     Args:
-      arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200), and not the name of
-        a GPU.  None is the architecture of this machine's GPUs, if they all have the same.
+      arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200), not the name of a
+        GPU.  None means the architecture of this machine's GPUs, if they all have the same.
 
     Raises:
-      ValueError: `arch` is not such a name, or there is no GPU of this capability.
+      ValueError: `arch` is not such a name, or no known GPU has this compute capability.
     """
     return Scope("use_target", _named, None if arch is None else _capability(arch))
 

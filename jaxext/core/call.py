@@ -18,7 +18,7 @@ from jaxext.core.window import Window
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One product or operation on one device: operands and results by name, sizes by label."""
+    """One operation on one device: operands and results by name, sizes by label."""
 
     op: str  # the primitive's name, such as "conv2d_fprop"
     open: str  # the slot that is computed; of an operation, its first result
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def product(self) -> str:
-        """The name of the product: of the one inside, if this is an operation that has one."""
+        """The name of the operation, or of the matmul or convolution inside it if it has an epilogue."""
         if self.operation is None or self.operation.product is None:
             return self.op
         form, open = self.operation.product
@@ -76,7 +76,7 @@ class Call:
 
     @property
     def problem(self) -> str | None:
-        """The key of the product in tables, in one line; None if a size is symbolic."""
+        """The key of the call in tables, in one line; None if a size is symbolic."""
         if not all(isinstance(size, int) for size in self.sizes.values()):
             return None
         window = {} if self.window is None else self.window.sizes
@@ -94,11 +94,11 @@ class Call:
         return f"{' '.join(parts)} {operands} -> {results} precision={precision_name(self.precision)}"
 
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The operands with exactly one axis per label.  This copies nothing, since the axes of a label are neighbours."""
+        """Return the operands with exactly one axis per label.  This copies nothing, since the axes of a label are adjacent."""
         return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
 
     def checked(self, implementation: str | None, results: Any) -> Any:
-        """The result or the results of an implementation.  TypeError if their shapes and dtypes are others: wrong types would go on."""
+        """Return what an implementation computed, or raise TypeError if its shapes or dtypes are wrong."""
         if self.empty:  # XLA aborts on a sum of complex zeros over devices, also outside, if it sees that they are constant
             results = lax.optimization_barrier(results)
         wanted = [(dtype, self.shape_of(slot)) for slot, dtype in self.results.items()]
@@ -123,10 +123,10 @@ EXPORTED = "an exported program holds kernels only if they are named, since jax 
 
 
 def no_kernel(call: Call, platform: str) -> str | None:
-    """The reason why no kernel for `platform` can run in this program, or None.
+    """Return the reason why no kernel for `platform` can run in this program, or None.
 
-    The reasons: a size is symbolic, the program is for another platform, XLA's partitioner (which cannot split kernels) splits the program,
-    or the target GPU is unknown.
+    The reasons: a size is symbolic, the program is for another platform, XLA's partitioner (which cannot split kernels) splits the
+    program, or the target GPU is unknown.
     """
     if symbolic := symbolic_size(call):
         return symbolic

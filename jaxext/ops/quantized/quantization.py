@@ -33,12 +33,13 @@ _DTYPES = {8: jnp.int8, 4: jnp.int4}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """An array of small numbers with scales: (qvalue - zero_point) scale.  A pytree, so vmap, jit and shardings apply to its arrays.
+    """An array of small numbers with scales, whose values are (qvalue - zero_point) scale.  It is a pytree of its arrays.
 
     Attributes:
-      qvalue: integers of 4 or 8 bits, or 8-bit floats.  `unpack_int4` makes int4 of two packed in a byte.
-      scale: floating-point, with as many axes.  Each size divides that of `qvalue`, and an element belongs to a block of equal size.
-      zero_point: None, or numbers of the shape of `scale`.
+      qvalue: integers of 4 or 8 bits, or 8-bit floats.  `unpack_int4` gives int4 from bytes that hold two each.
+      scale: floating-point, with as many axes as `qvalue`.  Each size divides that of `qvalue`, whose axis is cut into that many equal
+        blocks.
+      zero_point: numbers with the shape of `scale`, or None.
     """
 
     qvalue: jax.Array
@@ -50,7 +51,7 @@ class Quantized:
         return self.qvalue.shape
 
     def dequantize(self) -> jax.Array:
-        """The values, with the dtype of the scale, but float32 for scales of fewer bits."""
+        """Return the values, with the dtype of the scale, or float32 if that has fewer bits."""
         checked("dequantize", {"qvalue": self.qvalue, "scale": self.scale} | given(zero_point=self.zero_point))
         wide = summed(self.scale.dtype)
         _refuse_scale("dequantize", "", self.scale.shape, self.qvalue)
