@@ -84,7 +84,8 @@ class CudaKernel:
           ValueError: the launch is not possible, such as a grid of zero blocks; the source does not compile.  The latter, and too much
             shared memory, are raised at lowering.
           ShardingTypeError: an operand is split on an explicit mesh.
-          NotImplementedError: a derivative or a `vmap` is taken; or, at lowering, the program is not for a CUDA device, or NVRTC is missing.
+          NotImplementedError: a derivative or a `vmap` is taken; or, at lowering, the program is not for a CUDA device, or NVRTC is
+            missing.
           RuntimeError: the launcher is missing.  Raised at lowering.
         """
         structs = self._structs(arrays)

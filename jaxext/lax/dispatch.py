@@ -33,7 +33,7 @@ _invariant = user_context("use_invariant", False)
 def use_implementation(name: str | None) -> Scope:
     """A context in which every jaxext operation and its gradients use the implementation `name`, or select one automatically if it is None.
 
-    It is a context manager (`with use_implementation("xla"): ...`) and a function decorator (`@use_implementation("xla")`).
+    Use it as `with use_implementation("xla"): ...` or as a decorator, `@use_implementation("xla")`.
 
     An `implementation=` argument of a call takes precedence.  Calling an operation that has no implementation of this name raises
     ValueError.  The context is part of `jax.jit`'s cache key.
@@ -51,7 +51,7 @@ def use_implementation(name: str | None) -> Scope:
 def use_invariant() -> Scope:
     """A context in which a row of a result is bitwise identical whatever the other rows of the batch are, and however many there are.
 
-    It is a context manager (`with use_invariant(): ...`) and a function decorator (`@use_invariant()`), and part of `jax.jit`'s cache key.
+    Use it as `with use_invariant(): ...` or as a decorator, `@use_invariant()`.  The context is part of `jax.jit`'s cache key.
 
     The rows are those of the first operand of a matmul, the images of a convolution, and the examples that `vmap` maps over them; the
     second operand holds the weights.  A row's bits do not depend on the number of rows, on its position among them, or on the number of
@@ -75,8 +75,7 @@ def use_invariant() -> Scope:
 def slices_in_place() -> Scope:
     """A context in which GPU kernels read slices of larger arrays in place, and write results into larger arrays, without copies.
 
-    It is a context manager (`with slices_in_place(): ...`) and a function decorator (`@slices_in_place()`), and part of `jax.jit`'s cache
-    key.
+    Use it as `with slices_in_place(): ...` or as a decorator, `@slices_in_place()`.  The context is part of `jax.jit`'s cache key.
 
     Outside the context, XLA copies a slice before a kernel reads it, such as a layer's weight in a `lax.scan` over stacked parameters.  It
     also copies a kernel's result into a larger array, such as that weight's gradient.  Inside the context, XLA from jaxlib 0.11.2 on
@@ -97,7 +96,7 @@ def slices_in_place() -> Scope:
 def in_place_of_lax() -> Scope:
     """A context in which jaxext's operations replace lax's, for models that do not let you pass in an operation.
 
-    It is a context manager (`with in_place_of_lax(): ...`) and a function decorator (`@in_place_of_lax()`).
+    Use it as `with in_place_of_lax(): ...` or as a decorator, `@in_place_of_lax()`.
 
     Every `dot_general`, `ragged_dot_general`, `scaled_dot` and `conv_general_dilated` of `jax.lax` that is traced or run inside becomes
     the jaxext operation.  This includes calls from libraries: `jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox.  They use the

@@ -121,8 +121,7 @@ def moe(
       [[False, False], [True, True], [True, True]]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `capacity` is not an int; `activation` is neither a str
-        nor a function.
+      TypeError: an argument has the wrong type, shape or dtype.
       ValueError: `activation` or `implementation` is unknown; the capacity is negative; `axis_name` lists axes in another order than the
         mesh.
       NameError: no `shard_map` or `pmap` around the call binds the axis.

@@ -63,9 +63,8 @@ def all_gather_matmul(
     Returns:
       shape (..., M, N), of the dtype of `jaxext.matmul`, the rows in the order of the devices.  It varies over `axis_name`.
 
-    All transformations of `jaxext.matmul` and `lax.ppermute` are supported, including forward and reverse derivatives of any order.  The
-    gradient of `x` is a `matmul_reduce_scatter`.  The gradient of `w` keeps the gathered rows, as after an all-gather.  Under
-    `jax.checkpoint` it gathers them again instead, also overlapped.
+    All transformations and derivatives of any order are supported.  The gradient of `x` is a `matmul_reduce_scatter`.  The gradient of `w`
+    keeps the gathered rows, as after an all-gather.  Under `jax.checkpoint` it gathers them again instead, also overlapped.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices(), ("i",))
@@ -113,8 +112,8 @@ def matmul_reduce_scatter(
     Returns:
       shape (..., M/n, N), of the dtype of `jaxext.matmul`.  It varies over `axis_name`.
 
-    All transformations of `jaxext.matmul` and `lax.ppermute` are supported, including forward and reverse derivatives of any order.  The
-    gradient of `x` is an `all_gather_matmul`.  The gradient of `w` keeps a copy of `x`.
+    All transformations and derivatives of any order are supported.  The gradient of `x` is an `all_gather_matmul`.  The gradient of `w`
+    keeps a copy of `x`.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices(), ("i",))

@@ -216,7 +216,7 @@ def cost(
         1.  C and K of a convolution are per group.
       dtype: the dtype of operands and result.
       window_strides, padding, lhs_dilation, rhs_dilation: as in `jax.lax.conv_general_dilated`.
-      spatial: how a split spatial axis is computed. "halo": each device computes its part, as in `jaxext.parallel.halo_conv`. "gather":
+      spatial: how a split spatial axis is computed.  "halo": each device computes its part, as in `jaxext.parallel.halo_conv`.  "gather":
         each device computes the whole axis, as under `jit`.
       scattered: slot -> the label along which its replicas are scattered. {"a": "M"} with N split is `all_gather_matmul`, {"c": "M"} with
         K split is `matmul_reduce_scatter`, and {"b": "K"} with M split is data parallelism with scattered parameters ("FSDP", "ZeRO").

@@ -63,7 +63,7 @@ def expert_parallel(
       It varies over `axis_name`.
 
     On CPUs an all-to-all sends blocks of `capacity` rows.  On other platforms a ragged all-to-all sends only the rows themselves.  All
-    transformations of `experts` and of these collectives are supported, including forward and reverse derivatives of any order.
+    transformations of `experts` and derivatives of any order are supported.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices(), ("i",))

@@ -71,9 +71,9 @@ def halo_conv(
     Returns:
       shape (N, O, P/D, ...), this device's part of the convolution, with the dtype of `jaxext.conv_general_dilated`.
 
-    All derivatives are supported, in both modes.  With `check_vma=True` the gradient of a replicated filter is summed over the devices.
-    With `check_vma=False`, and in `pmap`, the caller must do that `psum`.  If an automatic axis splits the filter's output channels, XLA
-    sums the image's gradient including its halo; a `shard_map` over both axes sends less.
+    All derivatives are supported.  With `check_vma=True` the gradient of a replicated filter is summed over the devices.  With
+    `check_vma=False`, and in `pmap`, the caller must do that `psum`.  If an automatic axis splits the filter's output channels, XLA sums
+    the image's gradient including its halo; a `shard_map` over both axes sends less.
 
     Raises:
       Exception: any error that `jaxext.conv_general_dilated` raises for the whole image.
@@ -143,7 +143,7 @@ def halo_causal_conv(
       precision, implementation: as in `jaxext.causal_conv`.
 
     Returns:
-      this device's part of the result, with the dtype of x.  All derivatives are supported, in both modes.
+      this device's part of the result, with the dtype of x.  All derivatives are supported.
 
     Examples:
       >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P(None, "time")
@@ -203,7 +203,7 @@ def halo_causal_conv1d(
       activation, precision, implementation: as in `jaxext.causal_conv1d`.
 
     Returns:
-      shape (..., T/n, C), this device's steps of the result, with the dtype of x.  All derivatives are supported, in both modes.
+      shape (..., T/n, C), this device's steps of the result, with the dtype of x.  All derivatives are supported.
 
     Examples:
       >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P("time")

@@ -50,7 +50,7 @@ def split_long_conv(
       causal, precision, implementation: as in `jaxext.long_conv`.
 
     Returns:
-      this device's steps of the result.  All derivatives are supported, in both modes.
+      this device's steps of the result.  All derivatives are supported.
 
     Examples:
       >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P("time")

@@ -23,8 +23,8 @@ class Parameter:
       shape, dtype: those of the parameter.
       ops: the operations that combine it with the example.
       sources: the source lines of these operations.
-      how: the method, in words. "kept" means that `clipped_grad` keeps the per-example gradients, which are no larger than the arrays that
-        they are computed from.
+      how: the method, in words.  "kept" means that `clipped_grad` keeps the per-example gradients, which are no larger than the arrays
+        that they are computed from.
       stored: whether per-example gradients are written to memory: the size of the parameter times the number of examples.
     """
 

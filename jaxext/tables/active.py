@@ -46,10 +46,10 @@ _collectors: dict[int, list] = {}
 def use_table(table: str | os.PathLike | Table | None) -> Scope:
     """A context in which only this table decides between implementations and their configs.
 
-    It is a context manager (`with use_table("tables.json"): ...`) and a function decorator (`@use_table("tables.json")`, which reads the
-    file once).  It takes effect at lowering: put it around the call of a jitted function, or above `@jax.jit`.  Rows for other devices,
-    versions or code are ignored.  If the call or `use_implementation` names an implementation, the table decides only between that
-    implementation's configs.  The context is part of `jax.jit`'s cache key.
+    Use it as `with use_table("tables.json"): ...` or as a decorator, `@use_table("tables.json")`, which reads the file once.  It takes
+    effect at lowering: put it around the call of a jitted function, or above `@jax.jit`.  Rows for other devices, versions or code are
+    ignored.  If the call or `use_implementation` names an implementation, the table decides only between that implementation's configs.
+    The context is part of `jax.jit`'s cache key.
 
     Args:
       table: the path of a file that `tune` wrote, or what `tune(fun)(...)` returned.  The file is read immediately.  None means no

@@ -85,8 +85,7 @@ def causal_conv1d(
       [34.0, 45.0]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function;
-        `return_final_states` is not a bool.
+      TypeError: an argument has the wrong type, shape or dtype.
       ValueError: `activation` or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
@@ -131,7 +130,7 @@ def causal_conv1d_update(
       ([34.0], [[4.0]])
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function.
+      TypeError: an argument has the wrong type, shape or dtype.
       ValueError: the state has fewer than k - 1 steps; `activation` or `implementation` is unknown.
     """
     optional = given(bias=bias, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)

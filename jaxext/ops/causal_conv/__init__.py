@@ -100,8 +100,7 @@ def causal_conv(
       [1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.0, 40.0]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `strides`, `dilation` or `groups` are not ints;
-        `transpose` or `return_state` is not a bool.
+      TypeError: an argument has the wrong type, shape or dtype.
       ShardingTypeError: time or space is sharded on an explicit mesh.
       ValueError: the stride along time does not divide T; the value of `strides`, `padding`, `dilation` or `groups` is invalid;
         `implementation` is unknown.

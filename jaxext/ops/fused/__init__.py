@@ -55,8 +55,8 @@ def linear(
       precision: as in `matmul`.
       preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w, whatever the dtypes of bias and residual.
       out_sharding: as in `matmul`.
-      implementation: the name of an implementation, also used for all derivatives. "xla" is the composition of jnp operations.  None
-        selects one automatically.
+      implementation: the name of an implementation, also used for derivatives.  "xla" is the composition of jnp operations.  None selects
+        one.
 
     Returns:
       shape (..., N).
@@ -66,9 +66,8 @@ def linear(
       (5, 2, 4)
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function, or is given
-        for a result of integers.
-      ValueError: `activation` or `implementation` is unknown; `out_sharding` does not fit the result or the mesh.
+      TypeError: an argument has the wrong type, shape or dtype; `activation` is given for a result of integers.
+      ValueError: `activation` or `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)

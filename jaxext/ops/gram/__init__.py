@@ -46,7 +46,7 @@ def gram(
 
     Raises:
       TypeError: x is not an array with two axes or more.
-      ValueError: `implementation` is unknown; `out_sharding` does not fit the result or the mesh.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)

@@ -47,8 +47,7 @@ def long_conv(
       causal: a bool, whether the sum reads only the present step and those before.  If False it is centred and reads x[..., t + (K - 1) //
         2 - s, c], as `jax.numpy.convolve` does in the mode "same".
       precision: as in `conv_general_dilated`, for the direct sum.  The FFT always multiplies at full precision.
-      implementation: "fft", "xla" (the direct sum), or one that you registered, also used for all derivatives.  None selects one
-        automatically.
+      implementation: "fft", "xla" (the direct sum), or one that you registered, also used for derivatives.  None selects one.
 
     Returns:
       shape (..., T, C), or (..., T, D), with the dtype of x, rounded once.
@@ -61,7 +60,7 @@ def long_conv(
       [1001.0, 2012.0, 3123.0, 4234.0]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `causal` is not a bool.
+      TypeError: an argument has the wrong type, shape or dtype.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """

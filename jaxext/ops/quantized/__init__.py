@@ -50,9 +50,9 @@ def quantized_matmul(
       [128.0, 126.0]
 
     Raises:
-      TypeError: an argument has the wrong type, or its shape or dtype does not fit.
+      TypeError: an argument has the wrong type, shape or dtype.
       ValueError: a zero point is outside the range of `qvalue` (checked if its value is known); `implementation` is unknown;
-        `out_sharding` does not fit the result or the mesh.
+        `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
@@ -99,8 +99,8 @@ def fp8_matmul(
       55.125
 
     Raises:
-      TypeError: an argument is not an array of floating-point numbers, or its shape does not fit; a derivative of a derivative is taken.
-      ValueError: `implementation` is unknown; `out_sharding` does not fit the result or the mesh.
+      TypeError: an argument has the wrong type, shape or dtype; a derivative of a derivative is taken.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     scales = given(x_scale=x_scale, w_scale=w_scale, gradient_scale=gradient_scale)

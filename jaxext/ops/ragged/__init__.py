@@ -63,9 +63,9 @@ def ragged_dot(
       [[2.0, 4.0], [2.0, 4.0], [18.0, 20.0], [18.0, 20.0], [0.0, 0.0]]
 
     Raises:
-      TypeError: an argument is not an array, or its rank, shape or dtype does not fit.
+      TypeError: an argument has the wrong type, shape or dtype.
       Exception: any other error that `jax.lax.ragged_dot` raises.
-      ValueError: `implementation` is unknown; `out_sharding` does not fit the result or the mesh.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
@@ -118,9 +118,9 @@ def ragged_dot_general(
       [2.0, 0.0, 2.0]
 
     Raises:
-      TypeError: an argument is not an array, or its rank, shape or dtype does not fit.
+      TypeError: an argument has the wrong type, shape or dtype.
       Exception: any other error that `jax.lax.ragged_dot_general` raises.
-      ValueError: `implementation` is unknown; `out_sharding` does not fit the result or the mesh.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
@@ -170,9 +170,8 @@ def ragged_linear(
       [[0.0], [3.0], [1.5], [0.0]]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function, or is given
-        for a result of integers.
-      ValueError: `activation` or `implementation` is unknown; `out_sharding` does not fit the result or the mesh.
+      TypeError: an argument has the wrong type, shape or dtype; `activation` is given for a result of integers.
+      ValueError: `activation` or `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)

@@ -61,8 +61,8 @@ def scaled_dot(
       [96.0, 16.0]
 
     Raises:
-      TypeError: an argument is not an array; its dtype or its shape does not fit; a scale of float8_e8m0fnu is differentiated.
-      ValueError: `implementation` is unknown; `out_sharding` does not fit the result or the mesh.
+      TypeError: an argument has the wrong type, shape or dtype; a scale of float8_e8m0fnu is differentiated.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     arrays = {"lhs": lhs, "rhs": rhs} | given(lhs_scale=lhs_scale, rhs_scale=rhs_scale)
