@@ -106,7 +106,7 @@ class Call:
         if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
             gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else format_value(y) for y in got)
             want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)
-            raise TypeError(f"{self.op}: implementation {implementation!r} gave {gave}, want {want}")
+            raise TypeError(f"{self.op}: implementation {implementation!r} returned {gave}, want {want}")
         return tuple(got) if self.further else got[0]
 
 
@@ -119,7 +119,7 @@ def precision_name(precision: Any) -> str:
 
 
 # Why kernels are not used in exported programs unless they are named.
-EXPORTED = "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
+EXPORTED = "an exported program uses kernels only if they are named, since jax requires their custom calls to be allowed"
 
 
 def no_kernel(call: Call, platform: str) -> str | None:
@@ -133,10 +133,10 @@ def no_kernel(call: Call, platform: str) -> str | None:
     if call.platform != platform:
         return f"platform is {call.platform!r}, want {platform!r}"
     if call.partitioner is Partitioner.XLA:
-        return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
+        return "XLA's partitioner splits this program and cannot split a kernel: use jit with automatic axes, or a shard_map over all axes"
     if call.platform == "cuda" and call.arch is None:
         return (
-            "not known for which GPU: there is none here, or those here are of several compute capabilities (see jaxext.use_target), "
+            "the target GPU is unknown: this machine has none, or GPUs of several compute capabilities (see jaxext.use_target), "
             "or the program is for several platforms"
         )
     return None

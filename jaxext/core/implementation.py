@@ -123,19 +123,21 @@ class Implementation:
         """
         if self.version is not None:
             if not isinstance(self.version, str) or not self.version.isprintable() or not 0 < len(self.version) <= 100:
-                raise ValueError(f"register: {self.name} has the version {format_value(self.version)}, want a word")
+                raise ValueError(
+                    f"register: version of {self.name} is {format_value(self.version)}, want a printable str of 1 to 100 characters"
+                )
             return self.version
         try:
             return hash_of([file_of(type(self))])
         except (OSError, TypeError) as error:
-            raise ValueError(f"register: {self.name} lies in no file, so it must have a `version` ({error})") from None
+            raise ValueError(f"register: the class of {self.name} is in no file, want a `version` ({error})") from None
 
     def _reason(self, method: str, call: Call) -> str | None:
         """The answer of `refuses` or `not_preferred`, with its type checked."""
         reason = getattr(self, method)(call)
         if reason is not None and not (isinstance(reason, str) and reason):
             raise TypeError(
-                f"{call.op}: `{method}` of implementation {self.name!r} gave {format_value(reason)}, want the reason, a str, or None"
+                f"{call.op}: `{method}` of implementation {self.name!r} returned {format_value(reason)}, want a reason as a str, or None"
             )
         return reason
 
@@ -144,7 +146,7 @@ class Implementation:
         plan = self.plan(call)
         if not isinstance(plan, Plan) and not (isinstance(plan, str) and plan):
             raise TypeError(
-                f"{call.op}: `plan` of implementation {self.name!r} gave {format_value(plan)}, want a Plan, or a str that says why not"
+                f"{call.op}: `plan` of implementation {self.name!r} returned {format_value(plan)}, want a Plan, or a reason as a str"
             )
         return plan
 
@@ -181,9 +183,9 @@ class Plan:
         """One or more configs, fastest expected first, each of which a table can hold."""
         found = self.implementation.candidates(self.call)
         if not isinstance(found, Sequence) or not found or not all(map(_is_config, found)):
-            wanted = "one or more frozen dataclasses of whole numbers, words and truth values"
+            wanted = "one or more frozen dataclasses of int, str and bool"
             raise TypeError(
-                f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} gave {format_value(found)}, want {wanted}"
+                f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} returned {format_value(found)}, want {wanted}"
             )
         return found
 

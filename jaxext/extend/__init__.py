@@ -229,8 +229,8 @@ def register(
     if isinstance(implementation, CudaKernel):
         if not isinstance(operation, Declared):
             raise TypeError(
-                f"register: operation is {format_value(operation)}, want what `operation` declared for a cuda_kernel: an Implementation"
-                " may call it for others"
+                f"register: operation is {format_value(operation)}, want the result of `extend.operation`, since the implementation is a"
+                " cuda_kernel; an Implementation can call it for other operations"
             )
         for each in list(text_kernels.implementations(operation._declaration, name, implementation)):
             _add(operation, each, ("xla",), replace)  # the reference
@@ -241,7 +241,7 @@ def register(
         )
     if not isinstance(operation, Bilinear | Declared) and operation not in list(_OWN):
         raise ValueError(
-            f"register: operation is {format_value(operation)}, want one of {list(_OWN)}, or what define or operation returned"
+            f"register: operation is {format_value(operation)}, want one of {list(_OWN)}, or the result of define or operation"
         )
     _add(operation, implementation, _OWN_NAMES, replace)
 
@@ -251,7 +251,9 @@ def _add(operation: Bilinear | Declared | str, implementation: Implementation, r
     family = _family(operation)
     name = getattr(implementation, "name", None)
     if not isinstance(name, str) or not name.isidentifier() or name in reserved:
-        raise ValueError(f"register: the implementation's name is {format_value(name)}, want an identifier, and none of {sorted(reserved)}")
+        raise ValueError(
+            f"register: the implementation's name is {format_value(name)}, want an identifier that is not one of {sorted(reserved)}"
+        )
     if name in family.names_of_implementations and not replace:
         raise ValueError(
             f"register: {family.name} has an implementation {format_value(name)} already, want another name, or `replace=True`, which"

@@ -227,7 +227,9 @@ class CudaKernel:
                 raise ValueError(f"{self._is}: aliases has {operand}: {result}, and there are {have}")
             x, y = operands[operand], results[result]
             if (x.shape, x.dtype) != (y.shape, y.dtype):
-                raise ValueError(f"{self._is}: operand {operand} is {short(x)}, want {short(y)} as result {result}, whose place it has")
+                raise ValueError(
+                    f"{self._is}: operand {operand} is {short(x)}, want {short(y)} as result {result}, with which it shares a buffer"
+                )
 
     def _parameters(
         self, operands: Sequence[Any], results: Sequence[Any], given: Mapping[str, Any]
@@ -271,7 +273,7 @@ class CudaKernel:
             image, entry = self._image, self.name
             text = image if isinstance(image, str) else ""
             if ptx and not text:
-                raise NotImplementedError(f"{self._is}: it is machine code, want its source or its PTX to simulate it")
+                raise NotImplementedError(f"{self._is}: it was given as machine code, want its source or its PTX to simulate it")
         static = 0
         if text:
             compiled = signature.of_ptx(text, entry)
@@ -297,7 +299,7 @@ class CudaKernel:
             instead = "want 'cuda': `simulate` runs it on a CPU, and `operation` gives it a reference"
             raise NotImplementedError(f"{self._is}: platform is {platform!r}, {instead}")
         if arch is None:
-            raise NotImplementedError(f"{self._is}: not known for which GPU: jaxext.use_target names one")
+            raise NotImplementedError(f"{self._is}: the target GPU is unknown: name one by jaxext.use_target")
         if not named() or launcher.missing() is None:
             launcher.register()  # of a machine without one the program is for another
         image, entry = self._compiled(arch, launch, ptx=False)
@@ -379,9 +381,7 @@ def _lower(platform, arch, partitioner, *operands, kernel: CudaKernel, launch: L
 
 
 def _no_rule(what: str, *_, kernel: CudaKernel, **__):
-    raise NotImplementedError(
-        f"kernel {kernel.name}: it has no {what} by itself: jaxext.extend.operation gives it one by a reference in jnp"
-    )
+    raise NotImplementedError(f"kernel {kernel.name}: it has no {what}: declare it by jaxext.extend.operation, with a reference in jnp")
 
 
 _typed = _kernel_p.abstract_eval
@@ -485,7 +485,7 @@ def cuda_kernel(
     except ValueError as error:
         raise ValueError(f"cuda_kernel: {error}") from None
     if text and known is None:
-        have = f"it has {signature.names(text)}; `parameters` tells those of an included one"
+        have = f"it has {signature.names(text)}; for an included kernel, pass `parameters`"
         raise ValueError(f"cuda_kernel: the source has no __global__ function {name}, {have}")
     if not text and (templates or options or includes):
         raise ValueError(f"cuda_kernel: {name} is compiled code, want neither options, includes nor templates")
@@ -495,7 +495,7 @@ def cuda_kernel(
         raise ValueError(f"cuda_kernel: {name} is compiled code, want its `parameters` in C++, such as 'const float* x, float* y, int n'")
     names = [each.name for each in known if not each.pointer]
     if "" in names or len({*names}) < len(names):
-        raise ValueError(f"cuda_kernel: scalars of {name} have the names {names}, want one for each")
+        raise ValueError(f"cuda_kernel: scalars of {name} have the names {names}, want a different name for each")
     return CudaKernel(
         name,
         source=text,
@@ -517,7 +517,7 @@ def _read(source: Any, name: str) -> tuple[str, str | bytes, str]:
         file, source = os.path.abspath(path), path.read_bytes() if path.suffix == ".cubin" else path.read_text()
     if isinstance(source, bytes):
         if not source.startswith(b"\x7fELF"):
-            raise ValueError(f"cuda_kernel: {name} is given as bytes that are no machine code, want a cubin; source and PTX are a str")
+            raise ValueError(f"cuda_kernel: {name} is given as bytes that are not machine code, want a cubin, or source or PTX as a str")
         return "", source, file
     if not isinstance(source, str):
         raise TypeError(

@@ -173,7 +173,8 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
             raise TypeError(f"moe: {argument} is {of.dtype}, want floating-point numbers{hint}")
         elif argument not in (*others, "x") and of.dtype != x.dtype and 1 in (of.dtype.itemsize, x.dtype.itemsize):
             raise TypeError(
-                f"moe: {argument} is {of.dtype} and x is {x.dtype}, want one dtype, wider numbers, or a Quantized with its scales"
+                f"moe: {argument} is {of.dtype} and x is {x.dtype}, want the same dtype, dtypes of 16 bits or more, or a Quantized with its"
+                " scales"
             )
     if x.ndim == 0:
         raise TypeError("moe: x has the shape (), want (..., D)")
@@ -198,7 +199,7 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
         raise TypeError(f"moe: w_up has the shape {up.shape}, w_down {down.shape}, want {wanted}")
     refuse_shape("moe", "w_down", down, (up.shape[0], up.shape[-1], x.shape[-1]), "(E, F, D)")
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
-        raise TypeError(f"moe: capacity is {format_value(capacity)}, want a number of rows or None")
+        raise TypeError(f"moe: capacity is {format_value(capacity)}, want an int or None")
     if capacity is not None and capacity < 0:
         raise ValueError(f"moe: capacity is {capacity}, want 0 or more")
 

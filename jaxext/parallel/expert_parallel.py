@@ -88,7 +88,7 @@ def expert_parallel(
         raise TypeError(f"{name}: experts is {format_value(experts)}, want a function")
     rows, sizes = array_named(name, "x", x), array_named(name, "group_sizes", group_sizes)
     if rows.ndim == 0:
-        raise TypeError(f"{name}: x has shape (), want rows")
+        raise TypeError(f"{name}: x has the shape (), want (M, ...)")
     if sizes.ndim != 1 or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want one axis of integers")
     if len(sizes) % n or not len(sizes):
@@ -100,7 +100,7 @@ def expert_parallel(
             of = f"{len(sizes)} experts on {n} devices"
             raise ValueError(f"{name}: w{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
-        raise TypeError(f"{name}: capacity is {format_value(capacity)}, want a number of rows or None")
+        raise TypeError(f"{name}: capacity is {format_value(capacity)}, want an int or None")
     if capacity is not None and capacity < 0:
         raise ValueError(f"{name}: capacity is {format_value(capacity)}, want 0 or more")
 
@@ -117,9 +117,9 @@ def expert_parallel(
     there = exchange.go(rows, *between)
     y = experts(order.by_expert(there), w, arrived.sum(0, dtype=jnp.int32))
     if not isinstance(y, jax.Array | np.ndarray):
-        raise TypeError(f"{name}: experts gives {format_value(y)}, want an array of {len(there)} rows, as many as it is given")
+        raise TypeError(f"{name}: experts returned {format_value(y)}, want an array of {len(there)} rows, as many as it was given")
     if y.ndim == 0 or len(y) != len(there):
-        raise ValueError(f"{name}: experts gives the shape {y.shape}, want {len(there)} rows, as many as it is given")
+        raise ValueError(f"{name}: experts returned the shape {y.shape}, want {len(there)} rows, as many as it was given")
     return exchange.come_back(order.by_device(y), *between)
 
 

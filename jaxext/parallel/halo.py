@@ -305,7 +305,7 @@ def _part(op, window, i, name, n) -> Part:
         more = window.stride[i] * (-window.output[i] % n)
         raise ValueError(
             f"{op}: the output has {window.output[i]} rows along spatial axis {i}, want a multiple of {n}, the devices of"
-            f" {name!r}: {more} rows of padding more would do, it is {window.padding[i]}"
+            f" {name!r}: add {more} rows to the padding, which is {window.padding[i]}"
         )
     return Part.of(window, i, n)
 

@@ -101,7 +101,7 @@ def check_op(
     if tolerance is not None and not (isinstance(tolerance, int | float | np.number | jax.Array) and np.ndim(tolerance) == 0):
         raise TypeError(f"check_op: tolerance is {format_value(tolerance)}, want None or a number")
     if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"check_op: tolerance is {format_value(tolerance)}, want none or a number that is not negative")
+        raise ValueError(f"check_op: tolerance is {format_value(tolerance)}, want None or a number of at least 0")
     rows = []
     for row in judge(_ALL, case, reference, tolerance, skip):
         rows.append(row)

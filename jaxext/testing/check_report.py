@@ -14,14 +14,14 @@ from jax.extend.core import Jaxpr
 NO_SPLITS = "no splits are declared"  # and fn names none
 # Why a check is left out that another machine could make, and how to have it.
 ONE_DEVICE = "one device only"
-NO_FLATBUFFERS = "the package flatbuffers, by which JAX writes programs, is not installed"
-NARROW = "on CPUs XLA ends the process where a shard_map over some axes adds up 16-bit floats"
+NO_FLATBUFFERS = "the package flatbuffers, which JAX needs for export, is not installed"
+NARROW = "on CPUs XLA aborts the process if a shard_map over some axes sums 16-bit floats"
 FIXES = {
     ONE_DEVICE: "XLA_FLAGS=--xla_force_host_platform_device_count=8 simulates 8 on a CPU, if it is set before jax starts",
     NO_FLATBUFFERS: "pip install flatbuffers",
     NARROW: "on a GPU, or in float32",
 }
-HINTS = FIXES | {NO_SPLITS: "`splits=`, or an operation of jaxext.extend itself, or in functools.partial, as fn"}
+HINTS = FIXES | {NO_SPLITS: "pass `splits=`, or an operation of jaxext.extend as fn"}
 WIDTH = 48  # of the longest name of a check
 
 
@@ -113,8 +113,8 @@ MISSING = (
     (r"callbacks are only supported in spmd", "XLA does not split callbacks: jax.shard_map over all axes of the mesh"),
     (r"serialization of host_callbacks", "a Python callback cannot be exported: an FFI call, or skip this check"),
     (r"implementation '(\w+)' does not support this call: (.{,200})", "implementation '{0}' was named, and refuses: {1}"),
-    (r"(\w+): implementation '(\w+)' gave", "`run` of implementation '{1}' must give `call.shape` and `call.dtype`, where call.op is {0}"),
-    (r"`(\w+)` of implementation '(\w+)' gave", "`{0}` of implementation '{1}' must give what the message wants"),
+    (r"(\w+): implementation '(\w+)' returned", "`run` of implementation '{1}' must return `call.shape` and `call.dtype` for {0}"),
+    (r"`(\w+)` of implementation '(\w+)' returned", "`{0}` of implementation '{1}' must return what the message wants"),
     (r"couples the elements of (\w+)", "devices must not split {0}: name it in `unsharded` of extend.operation"),
     (r"maximum recursion depth", "a rule calls itself: an eager rule is xla.apply_primitive, not jit of p.bind"),
 )  # fmt: skip

@@ -73,7 +73,7 @@ class Split:
                 NamedSharding(mesh, spec).shard_shape(x.shape)
         except (ValueError, IndexError) as error:
             shapes = ", ".join(str(x.shape) for x in args)
-            want = "want one P for each argument, axes that are there, and sizes that a mesh of"
+            want = "want one P for each argument, existing axes, and sizes that a mesh of"
             raise ValueError(f"check_op: {self} does not fit arguments of shapes {shapes}: {want} {dict(mesh.shape)} divides") from error
 
     def cuts(self, result: Tree) -> list[Cut]:

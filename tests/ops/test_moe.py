@@ -342,7 +342,7 @@ def test_the_examples_of_the_docstring():
             "w_gate.qvalue is int64, want floating-point numbers, or integers of at most 8"),
         (dict(w_gate=Quantized(UP, UP[:, :, :3])), TypeError,
             r"w_gate.scale has the shape \(4, 4, 3\), want as many axes as w_gate.qvalue"),
-        (dict(capacity=2.5), TypeError, "capacity is 2.5, want a number of rows or None"),
+        (dict(capacity=2.5), TypeError, "capacity is 2.5, want an int or None"),
         (dict(capacity=-1), ValueError, "capacity is -1, want 0 or more"),
         (dict(activation="swoosh"), ValueError, "activation is 'swoosh', want one of"),
         (dict(implementation="none"), ValueError, "implementation is 'none', want one of"),

@@ -569,14 +569,14 @@ WRONG = {
     "unsigned": (ValueError, "no negative numbers", lambda: jaxext.quantization.quantize(W, dtype=jnp.uint8)),
     "floats with zeros": (
         ValueError,
-        "finest around zero",
+        "want symmetric=True, or an integer dtype",
         lambda: jaxext.quantization.quantize(W, dtype=jnp.float8_e5m2, symmetric=False),
     ),
     "group": (ValueError, "group is 3", lambda: jaxext.quantization.quantize(W, group=3)),
-    "group without an axis": (ValueError, "group is 4 without", lambda: jaxext.quantization.quantize(W, group=4, axis=None)),
+    "group without an axis": (ValueError, "group is 4 and axis is None", lambda: jaxext.quantization.quantize(W, group=4, axis=None)),
     "axis": (ValueError, "axis is 2, want one of the 2 axes of w", lambda: jaxext.quantization.quantize(W, axis=2)),
-    "axis of floats": (TypeError, "axis is 0.5, want a whole number, or None", lambda: jaxext.quantization.quantize(W, axis=0.5)),  # type: ignore[arg-type]
-    "a group of floats": (TypeError, "group is 4.0, want a whole number", lambda: jaxext.quantization.quantize(W, group=FLOAT)),
+    "axis of floats": (TypeError, "axis is 0.5, want an int or None", lambda: jaxext.quantization.quantize(W, axis=0.5)),  # type: ignore[arg-type]
+    "a group of floats": (TypeError, "group is 4.0, want an int", lambda: jaxext.quantization.quantize(W, group=FLOAT)),
     "integers to quantize": (TypeError, "w is int8", lambda: jaxext.quantization.quantize(INT)),
     "odd int4": (ValueError, "even size", lambda: jaxext.quantization.pack_int4(np.ones((2, 3), ml_dtypes.int4))),
     "int8 to pack": (TypeError, "q is int8", lambda: jaxext.quantization.pack_int4(INT)),

@@ -358,8 +358,12 @@ A, B = np.ones((M, K), np.float32), np.ones((G, K, N), np.int8)
         (dict(lhs=A[0]), TypeError, r"lhs has the shape \(12,\), want \(M, K\)"),
         (dict(rhs=B[0]), TypeError, r"rhs has the shape \(12, 6\), want \(G, K, N\)"),
         (dict(rhs=B[0], transpose_rhs=True), TypeError, r"rhs has the shape \(12, 6\), want \(G, N, K\)"),
-        (dict(rhs=B[:, :5]), TypeError, r"the sum runs over 5 elements of rhs, of the shape \(4, 5, 6\), want 12, as lhs has"),
-        (dict(transpose_rhs=True), TypeError, r"the sum runs over 6 elements of rhs, of the shape \(4, 12, 6\), want 12, as lhs has"),
+        (dict(rhs=B[:, :5]), TypeError, r"rhs has the shape \(4, 5, 6\), with 5 elements along the contracted axis, want 12, as in lhs"),
+        (
+            dict(transpose_rhs=True),
+            TypeError,
+            r"rhs has the shape \(4, 12, 6\), with 6 elements along the contracted axis, want 12, as in lhs",
+        ),
         (dict(lhs=A.astype(np.int16)), TypeError, "lhs is int16, want floating-point numbers, or integers of at most 8 bits"),
         (dict(lhs=A.astype(np.complex64)), TypeError, "lhs is complex64, want floating-point numbers"),
         (dict(rhs=B.astype(bool)), TypeError, "rhs is bool, want floating-point numbers, or integers"),
@@ -399,7 +403,7 @@ def test_a_symbolic_number_of_groups():
     types = [
         jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((M, K), np.float32), ((groups, K, N), np.int8), ((groups,), np.int32))
     ]
-    with pytest.raises(TypeError, match=r"ragged_scaled_dot: rhs has the shape \(g, 12, 6\), want a number of groups that is no symbol"):
+    with pytest.raises(TypeError, match=r"ragged_scaled_dot: rhs has the shape \(g, 12, 6\), want a number of groups that is not symbolic"):
         jax.eval_shape(jaxext.ragged_scaled_dot, *types)
 
 

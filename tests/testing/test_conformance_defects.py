@@ -183,7 +183,7 @@ def test_export_without_the_package_that_writes(monkeypatch):
     report = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=ONE, skip=skip)
     assert report.passed and not report.complete
     assert {row.check for row in report.rows if "flatbuffers" in row.detail} == {"export", "gradient of export"}
-    assert "2: the package flatbuffers, by which JAX writes programs, is not installed (pip install flatbuffers)" in report.summary
+    assert "2: the package flatbuffers, which JAX needs for export, is not installed (pip install flatbuffers)" in report.summary
 
 
 def test_what_one_device_leaves_out_is_said():

@@ -88,7 +88,7 @@ def _refuse(name: str, arrays: Mapping[str, jax.Array]) -> None:
     if "skip" in arrays:
         refuse_shape(name, "skip", arrays["skip"], x.shape[-1:], "an element for each channel")
         if w.shape[-1] != x.shape[-1]:
-            raise TypeError(f"{name}: w has the shape {w.shape}, want as many output channels as input channels beside skip")
+            raise TypeError(f"{name}: w has the shape {w.shape}, want as many output channels as input channels, since skip is given")
     if "gate" in arrays:
         refuse_shape(name, "gate", arrays["gate"], (*x.shape[:-1], w.shape[-1]), "the shape of the result")
 
