@@ -103,7 +103,7 @@ def moe(
         i of n has the matrices of experts i E/n up to (i + 1) E/n, and `indices` count all E experts.  Each row is sent to the devices of
         its experts once, and back once.  Many rows are sent in two halves, so that one half is computed while the other is sent.
         `capacity` counts the choices of each device for each expert, so an expert takes up to n times as many.
-      return_dropped: a bool, whether to return (y, dropped).  `dropped` has the shape of `indices`, and is True for choices that
+      return_dropped: whether to return (y, dropped).  `dropped` has the shape of `indices`, and is True for choices that
         contribute nothing, because they exceed the capacity or choose no expert.
       precision: as in `jax.lax.dot_general`.
       implementation: as in `ragged_linear`.

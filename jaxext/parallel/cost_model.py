@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxext._messages import format_value
+from jaxext._messages import dtype_named, format_value
 from jaxext.core.form import Form, owner
 from jaxext.core.window import Window, dilate, labels, meetings
 from jaxext.parallel.shards import halo, senders
@@ -236,6 +236,7 @@ def cost(
       ((), 'all-reduce', 784.0)
 
     Raises:
+      TypeError: `dtype` is not a dtype.
       ValueError: a form, label, slot or option is unknown; a size is missing or not divisible by its parts; a scattered slot is not
         replicated; a sent slot lacks a label; `padding` is invalid.
     """
@@ -260,7 +261,7 @@ def cost(
         scattered=dict(scattered or {}),
         sent=dict(sent or {}),
         gathers=spatial == "gather",
-        itemsize=jnp.dtype(dtype).itemsize,
+        itemsize=dtype_named("cost", "dtype", dtype).itemsize,
     )
     split.check()
     return {role: split.cost(open, role) for open, role in product.roles.items()}
@@ -292,6 +293,8 @@ def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int]
     strides, lhs_dilation, rhs_dilation = (tuple(_positive(name, n) for n in entries or (1,) * rank) for name, entries in steps.items())
     input, filter = (tuple(sizes[label] for label in names) for names in (inputs, filters))
     if isinstance(padding, str):
+        if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
+            raise ValueError(f"cost: padding is {format_value(padding)}, want 'SAME', 'SAME_LOWER', 'VALID' or (low, high) pairs")
         dilated = tuple(map(dilate, input, lhs_dilation)), tuple(map(dilate, filter, rhs_dilation))
         padding = lax.padtype_to_pads(*dilated, strides, padding) if rank else ()
     pads = tuple((operator.index(low), operator.index(high)) for low, high in padding)

@@ -262,8 +262,8 @@ BAD = {
     "of another type": (lambda: made()(X, X, scale="2"), TypeError, "scale is '2', want a scalar, float"),
     "of another kind": (lambda: made(scalars=None)(X, X, n=2.5, scale=1), TypeError, "n is 2.5, want a int"),
     "beyond its type": (lambda: made(UINT)(X, X, scale=1), ValueError, "n is 300, want a unsigned char, 0 to 255"),
-    "beyond its float": (lambda: made()(X, X, scale=1e300), ValueError, "scale is 1e.300, want a float"),
-    "results without a shape": (lambda: made(out=(4,))(X, X, scale=1), TypeError, "out is 4, want what has a shape and a dtype"),
+    "beyond its float": (lambda: made()(X, X, scale=1e300), ValueError, "scale is 1e.300, want a number in the range of float"),
+    "results without a shape": (lambda: made(out=(4,))(X, X, scale=1), TypeError, "out is 4, want an object with a shape and a dtype"),
     "an array for a number": (lambda: made()(X, X, scale=X), TypeError, r"scale is float32\[300\], want a scalar, float"),
     "a number for an array": (
         lambda: made()(X, 2.0, scale=1),  # type: ignore[arg-type]
@@ -319,11 +319,11 @@ BAD = {
         NotImplementedError,
         "it has no derivative: declare it by jaxext.extend.operation",
     ),
-    "vmap": (lambda: jax.vmap(lambda x: made()(x, x, scale=1))(X[None]), NotImplementedError, "it has no vmap by itself"),
+    "vmap": (lambda: jax.vmap(lambda x: made()(x, x, scale=1))(X[None]), NotImplementedError, "it has no vmap: declare it"),
     "a register without labels": (
         lambda: extend.register("matmul", made()),
         TypeError,
-        "operation is 'matmul', want what `operation` declared",
+        "operation is 'matmul', want the result of `extend.operation`",
     ),
 }
 

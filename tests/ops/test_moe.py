@@ -333,7 +333,7 @@ def test_the_examples_of_the_docstring():
         (dict(w_down=UP), TypeError, r"w_down has the shape \(4, 4, 8\), want \(4, 8, 4\): \(E, F, D\)"),
         (dict(w_down=DOWN.astype(int)), TypeError, "w_down is int64, want floating-point numbers, or a Quantized of them"),
         (dict(w_up=UP.astype(jnp.float8_e4m3fn)), TypeError,
-            "w_up is float8_e4m3fn and x is float32, want one dtype, wider numbers, or a Q"),
+            "w_up is float8_e4m3fn and x is float32, want the same dtype, dtypes of 16 bits or more, or a Q"),
         (dict(w_up=quantize(np.stack([UP] * 2, 2))), TypeError, r"w_up has the shape \(4, 4, 2, 8\), want \(E, 4, F\), since"),
         (dict(w_gate=None, w_up=quantize(np.stack([UP] * 2, 2))), TypeError, r"w_up has the shape \(4, 4, 2, 8\), want \(E, 4, F\), since"),
         (dict(w_down=quantize(DOWN, symmetric=False)), TypeError,

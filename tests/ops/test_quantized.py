@@ -522,7 +522,7 @@ INT, UINT = np.ones((8, 4), np.int8), np.ones((8, 4), np.uint8)
 FLOAT: Any = 4.0
 NONE: Any = None
 WRONG = {
-    "rank": (TypeError, "as many axes", lambda: jaxext.scaled_dot(X, W[0])),
+    "rank": (TypeError, "equally many axes", lambda: jaxext.scaled_dot(X, W[0])),
     "lists": (TypeError, "lhs is", lambda: jaxext.scaled_dot(LIST, W)),
     "contraction": (TypeError, "contracting dimensions", lambda: jaxext.scaled_dot(X, W[:4])),
     "integers": (TypeError, "lhs is int32", lambda: jaxext.scaled_dot(X.astype(np.int32), W)),
@@ -553,7 +553,7 @@ WRONG = {
     "integer x": (TypeError, "x is int8", lambda: jaxext.quantized_matmul(INT, q(INT, S))),
     "blocks of a weight": (TypeError, r"w.scale has the shape \(3, 4\)", lambda: jaxext.quantized_matmul(X, q(INT, np.ones((3, 4))))),
     "bytes of int4": (TypeError, r"want unpack_int4\(w.qvalue\)", lambda: jaxext.quantized_matmul(X, q(UINT, np.ones((1, 8))))),
-    "bytes of grouped int4": (TypeError, "of int4 in bytes", lambda: jaxext.quantized_matmul(X, q(INT, np.ones((2, 8))))),
+    "bytes of grouped int4": (TypeError, "as if each byte held two int4", lambda: jaxext.quantized_matmul(X, q(INT, np.ones((2, 8))))),
     "bytes to dequantize": (TypeError, r"dequantize: .* want unpack_int4\(qvalue\)", lambda: q(INT, np.ones((1, 8))).dequantize()),
     "zeros of another shape": (TypeError, "w.zero_point has", lambda: jaxext.quantized_matmul(X, q(INT, S, np.ones(4, np.int8)))),
     "zeros out of range": (ValueError, "from 200 to 200", lambda: jaxext.quantized_matmul(X, q(INT, S, np.full((1, 4), 200)))),

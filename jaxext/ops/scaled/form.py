@@ -138,8 +138,8 @@ def constant_e8m0(name: str, argument: str, scale: jax.Array) -> jax.Array:
 
     @same.defjvp
     def _(primals, tangents):
-        got = f"{argument} is {format_value(primals[0])}, in which a derivative is taken, and the dtype has no negative tangents"
-        raise TypeError(f"{name}: {got}, want it constant: jax.lax.stop_gradient")
+        got = f"{argument} is {format_value(primals[0])}, whose derivative is taken, but its dtype has no negative numbers"
+        raise TypeError(f"{name}: {got}: want it constant, by jax.lax.stop_gradient")
 
     return same(scale) if scale.dtype == jnp.float8_e8m0fnu else scale
 
