@@ -58,7 +58,7 @@ def quantize(
 
 
 def pack_int4(q: ArrayLike) -> jax.Array:
-    """Pack int4 or uint4 numbers, two per byte, the first of each pair in the low half.
+    """Pack int4 or uint4 numbers, two per byte.  The first of each pair is in the low half.
 
     Args:
       q: shape (..., N), int4 or uint4.

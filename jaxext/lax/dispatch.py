@@ -31,7 +31,7 @@ _invariant = user_context("use_invariant", False)
 
 @in_parentheses('use_implementation("xla")')
 def use_implementation(name: str | None) -> Scope:
-    """A context in which every jaxext operation and its gradients use the implementation `name`, or select one automatically if it is None.
+    """A context in which every jaxext operation and its gradients use the implementation `name`.  None selects automatically.
 
     Use it as `with use_implementation("xla"): ...` or as a decorator, `@use_implementation("xla")`.
 
