@@ -65,7 +65,7 @@ class Call:
 
     @property
     def factors(self) -> tuple[str, str]:
-        """The slots of the two operands in which the product is bilinear."""
+        """The slots of the two operands in which the operation is bilinear."""
         first, second, *_ = self.dtypes
         return first, second
 

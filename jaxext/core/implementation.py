@@ -49,7 +49,7 @@ class Implementation:
         means a hash of the file of its class; if a kernel is in another file, set it yourself.
       custom_calls: the targets of its custom calls, for `jaxext.export.disabled_checks`.
       coded_as: the name under which tables and stored programs know its code.  None means `name`.
-      rows_by_config: whether a row of the result depends only on its config and on no other row, to the last bit (`jaxext.use_invariant`).
+      rows_by_config: whether the bits of a row of the result depend on its config but not on the other rows (`jaxext.use_invariant`).
 
     Examples:
       >>> class Einsum(Implementation):
@@ -76,8 +76,8 @@ class Implementation:
         raise NotImplementedError
 
     def not_preferred(self, call: Call) -> str | None:
-        """Return the reason why other implementations are preferred unless this one is named, or None.  By default, exported programs are
-        one.
+        """Return the reason why other implementations are preferred unless this one is named, or None.  By default only exported programs
+        have one.
 
         jax exports a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
         `disabled_checks`; `jaxext.export.disabled_checks()` returns those of all `custom_calls`.

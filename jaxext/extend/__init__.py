@@ -224,7 +224,8 @@ def register(
 
     Raises:
       TypeError: `implementation` is not an instance, lacks a method, has an attribute of another type, or contains a traced value.
-      ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
+      ValueError: the operation is unknown, the name is taken, the version of the code cannot be determined, or the pointers of a
+        `cuda_kernel` do not fit the operation.
     """
     if isinstance(implementation, CudaKernel):
         if not isinstance(operation, Declared):

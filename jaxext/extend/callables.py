@@ -122,7 +122,7 @@ class Declared:
     def backward(self) -> Declared:
         """The operation that computes the cotangents d_<operand>, in the order of the differentiable operands.
 
-        Its operands are those of this operation, all results including the saved ones, and the cotangents d_<result>. If you register a
+        Its operands are those of this operation, all results including the saved ones, and the cotangents d_<result>.  If you register a
         kernel for it, reverse mode uses it.  Its reference is the derivative of this operation's reference.
 
         Raises:

@@ -447,6 +447,8 @@ def cuda_kernel(
     Raises:
       TypeError: an argument has the wrong type.
       ValueError: the source has no such kernel.
+      FileNotFoundError: `source` is a path without a file.
+      NotImplementedError: a cupy kernel uses cooperative groups, `loop_prep` or `after_loop`.
 
     Examples:
       >>> source = '''

@@ -207,8 +207,8 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
         return implementation
     if family.weights is None:
         raise NotImplementedError(
-            f"{operation}: inside use_invariant, which keeps the rows of matmul, dot_general, convolutions, linear, gated_linear_unit and "
-            "conv_bias_act alone, want one of these, or call it outside"
+            f"{operation}: not supported inside use_invariant, want matmul, dot_general, a convolution, linear, gated_linear_unit or "
+            "conv_bias_act, or a call outside"
         )
     return Invariant(implementation)
 

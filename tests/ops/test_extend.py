@@ -174,7 +174,7 @@ def test_explicit_meshes():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
     with jax.set_mesh(mesh):
         u, v = jax.device_put(U, P(None, None, "data")), jax.device_put(V, P(None, "data"))
-        with pytest.raises(Exception, match="say so by `out_sharding`"):
+        with pytest.raises(Exception, match="is ambiguous, want `out_sharding`"):
             FORM()(u, v)
         for out_sharding in (P(), NamedSharding(mesh, P(None, None))):
             y = jax.jit(functools.partial(FORM(), out_sharding=out_sharding))(u, v)
