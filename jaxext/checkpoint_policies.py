@@ -86,8 +86,9 @@ def _warn(policy: Callable | None, primitive, avals, params) -> None:
     known = ("dots_saveable", "dots_with_no_batch_dims_saveable")
     name = next((name for name in known if getattr(jax.checkpoint_policies, name) is policy), None)
     warnings.warn(
-        f"jax.checkpoint: {f'jax.checkpoint_policies.{name}' if name else 'its policy'} recognises lax's primitives only, so jaxext's matmuls"
-        f" and convolutions are recomputed where lax's would be saved: use jaxext.checkpoint_policies.{name or 'seeing_products(policy)'}",
+        f"jax.checkpoint: {f'jax.checkpoint_policies.{name}' if name else 'its policy'} recognises lax's primitives only, so jaxext's"
+        f" matmuls and convolutions are recomputed where lax's would be saved: use"
+        f" jaxext.checkpoint_policies.{name or 'seeing_products(policy)'}",
         stacklevel=depth_of_the_user(),
     )
 
