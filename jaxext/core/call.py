@@ -21,13 +21,13 @@ class Call:
     """One operation on one device: operands and results by name, sizes by label."""
 
     op: str  # the primitive's name, such as "conv2d_fprop"
-    open: str  # the slot that is computed; of an operation, its first result
+    open: str  # the slot that is computed, or an operation's first result
     labels: Mapping[str, tuple[str, ...]]  # slot -> its labels, in order
-    axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N has the axes N0, N1, ..., or none
+    axes: Mapping[str, tuple[str, ...]]  # slot -> the name of each axis of its array; label N has the axes N0, N1, ..., or none
     sizes: Mapping[str, int]  # label -> elements, the product over its axes
     extents: Mapping[str, int]  # axis -> elements
     dtypes: Mapping[str, np.dtype]  # operand -> dtype: the factors, then the companions
-    dtype: np.dtype  # of the result
+    dtype: np.dtype  # of the result (the first one)
     window: Window | None
     precision: Any  # as lax canonicalises it
     platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
@@ -36,9 +36,9 @@ class Call:
     device: str = ""  # the name of the CUDA device, such as "NVIDIA H200", if it is here
     further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
     operation: Any = None  # the `Operation`; None if this is a product of a form
-    static: Any = None  # what determines an operation besides its operands
+    static: Any = None  # the static arguments of an operation
     parameters: Static  # of the primitive
-    in_place: bool | None = None  # whether kernels may take slices of larger arrays where they lie
+    in_place: bool | None = None  # whether kernels may read slices of larger arrays in place
     in_loop: bool = False  # whether it is computed in a loop, as parts are (`core/invariant`)
     rows: tuple[str, str] | None = None  # the labels of batch and rows, if the rows of the result are independent of each other
 

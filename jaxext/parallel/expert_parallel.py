@@ -49,8 +49,8 @@ def expert_parallel(
 
     Args:
       experts: a function `experts(x, w, group_sizes)` that returns one row for each row of x, of any shape after the first axis.  Rows are
-        sorted by expert, and `group_sizes` counts those of each, as in `jaxext.ragged_dot`.  Rows after the last group must be zero.  It
-        is called with the experts of one device.
+        sorted by expert, and `group_sizes` counts those of each, as in `jaxext.ragged_dot`.  Its rows after the last group are ignored.
+        It is called with the experts of one device.
       x: shape (M, ...), this device's rows, of any dtype, sorted by expert, for all E experts.
       w: a pytree of arrays of shape (E/n, ...), the weights of this device's experts.  Device i has experts i E/n up to (i + 1) E/n.
       group_sizes: shape (E,), integers: the number of rows of x for each of all experts.
