@@ -67,7 +67,7 @@ class Scope(contextlib.ContextDecorator, threading.local):
                 f"{self._name}: {format_value(fun)} is {kind}, want a function whose body runs when it is called: decorate what it calls"
             )
         if not callable(fun) or isinstance(fun, type):
-            raise TypeError(f"{self._name}: a decorator of functions, got {format_value(fun)}")
+            raise TypeError(f"{self._name}: got {format_value(fun)}, want a function to decorate")
         return super().__call__(fun)
 
 

@@ -35,15 +35,15 @@ _device = user_context("use_device", "")
 def use_target(arch: str | None) -> Scope:
     """A context in which CUDA programs are compiled for the GPU architecture `arch`.
 
-    It is a context manager (`with use_target("sm_90a"): ...`) and a function decorator (`@use_target("sm_90a")`).  The target is read at
-    lowering, so put the decorator above `@jax.jit`.
+    Use it as `with use_target("sm_90a"): ...` or as a decorator, `@use_target("sm_90a")`.  The target is read at lowering, so put the
+    decorator above `@jax.jit`.
 
     Args:
-      arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200), and not the name of
-        a GPU.  None is the architecture of this machine's GPUs, if they all have the same.
+      arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200), not the name of a
+        GPU.  None means the architecture of this machine's GPUs, if they all have the same.
 
     Raises:
-      ValueError: `arch` is not such a name, or there is no GPU of this capability.
+      ValueError: `arch` is not such a name, or no known GPU has this compute capability.
     """
     return Scope("use_target", _named, None if arch is None else _capability(arch))
 

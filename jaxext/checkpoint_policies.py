@@ -1,7 +1,7 @@
-"""Policies for `jax.checkpoint` that recognise jaxext's products.
+"""Policies for `jax.checkpoint` that recognise jaxext's operations.
 
-jax's own policies recognise lax's primitives by identity.  Under `jax.checkpoint_policies.dots_saveable`, jaxext's products are therefore
-recomputed, with a warning.  `seeing_products(policy)` shows them to a policy as lax's.  The policies below are jax's, wrapped that way.
+jax's own policies recognise lax's primitives by identity.  Under `jax.checkpoint_policies.dots_saveable`, jaxext's matmuls are therefore
+recomputed, with a warning.  `seeing_products(policy)` presents them to a policy as lax's.  The policies below are jax's, wrapped that way.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def seeing_products(policy: Callable) -> Callable:
     """Wrap `policy`, a function for `jax.checkpoint(..., policy=)`, so that it sees jaxext's matmuls and convolutions as lax's.
 
     A matmul appears as `lax.dot_general_p` with its `dimension_numbers`, precision and dtype, a convolution as
-    `lax.conv_general_dilated_p`, a ragged product as lax's `ragged_dot_general` with its `ragged_dot_dimension_numbers`, and an operation
-    with an epilogue as the product inside it.
+    `lax.conv_general_dilated_p`, and a ragged matmul as lax's `ragged_dot_general` with its `ragged_dot_dimension_numbers`.  An operation
+    with an epilogue appears as the matmul or convolution inside it.
 
     Raises:
-      TypeError: `policy` cannot be called.
+      TypeError: `policy` is not callable.
     """
     if not callable(policy):
         raise TypeError(
@@ -69,7 +69,7 @@ dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = seeing_p
 
 
 def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable:
-    """`jax.checkpoint_policies.offload_dot_with_no_batch_dims` that recognises jaxext's products."""
+    """`jax.checkpoint_policies.offload_dot_with_no_batch_dims` for lax's and jaxext's matmuls."""
     return seeing_products(jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst))
 
 
@@ -86,8 +86,9 @@ def _warn(policy: Callable | None, primitive, avals, params) -> None:
     known = ("dots_saveable", "dots_with_no_batch_dims_saveable")
     name = next((name for name in known if getattr(jax.checkpoint_policies, name) is policy), None)
     warnings.warn(
-        f"jax.checkpoint: {f'jax.checkpoint_policies.{name}' if name else 'its policy'} knows lax's products only, so jaxext's are computed"
-        f" again where lax's would be saved: use jaxext.checkpoint_policies.{name or 'seeing_products(policy)'}",
+        f"jax.checkpoint: {f'jax.checkpoint_policies.{name}' if name else 'its policy'} recognises lax's primitives only, so jaxext's"
+        f" matmuls and convolutions are recomputed where lax's would be saved: use"
+        f" jaxext.checkpoint_policies.{name or 'seeing_products(policy)'}",
         stacklevel=depth_of_the_user(),
     )
 

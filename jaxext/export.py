@@ -1,4 +1,4 @@
-"""GPU programs on machines without the GPU: lower them, export them with `jax.export`, and run what was exported."""
+"""Lowering and exporting GPU programs on machines without the GPU, and running exported programs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["disabled_checks", "lower_for", "register_cuda_kernels"]
 
 
 def disabled_checks() -> list[DisabledSafetyCheck]:
-    """Return the `disabled_checks` for `jax.export.export`: the custom calls of all kernels, which jax does not guarantee to be compatible.
+    """Return the `disabled_checks` for `jax.export.export`: the custom calls of all kernels, whose compatibility jax does not guarantee.
 
-    Kernels of users' implementations are included, and those of `extend.cuda_kernel`.  To run an exported program with Triton kernels, use
-    jax's CUDA plugin of the version that exported it, or a newer one.  To run one with CUDA kernels, install jaxext and call
+    They include those of your own implementations and of `extend.cuda_kernel`.  To run an exported program with Triton kernels, use the
+    version of jax's CUDA plugin that exported it, or a newer one.  To run one with CUDA kernels, install jaxext and call
     `register_cuda_kernels`; the names of these calls carry a version.
 
     Examples:
@@ -36,15 +36,14 @@ def disabled_checks() -> list[DisabledSafetyCheck]:
 def register_cuda_kernels() -> None:
     """Register the CUDA kernels with XLA, to run an exported program in a process that has not lowered one.
 
-    Kernels of `extend.cuda_kernel` lie in the program, and are launched where jaxext's own are not compiled.  Calling it again changes
-    nothing.
+    It also registers the launcher of `extend.cuda_kernel`, whose kernels are stored in the program.  Calling it again changes nothing.
 
     Examples:
       >>> register_cuda_kernels()
       >>> y = jax.export.deserialize(stored).call(x, w)
 
     Raises:
-      RuntimeError: there are no CUDA kernels here; the message gives the reason.
+      RuntimeError: this machine has neither CUDA kernels nor the launcher; the message gives the reasons.
     """
     if (reason := cuda_binding.missing()) is None:
         cuda_binding.register()
@@ -58,15 +57,15 @@ def lower_for(fun: Callable, *, arch: str | None) -> Callable[..., jax.stages.Lo
     """Return a function of the arguments of `fun` that lowers it for CUDA devices of the architecture `arch`, on any machine.
 
     It does what `jax.jit(fun).lower` does for the devices of this machine.  The program contains the compiled kernels; read it with
-    `as_text()`.  Compiling and running it requires such a device.  To export for a GPU, call
-    `jax.export.export(..., platforms=["cuda"], disabled_checks=jaxext.export.disabled_checks())` inside `use_target`.
+    `as_text()`.  Compiling and running it requires such a device.  To export for a GPU, call `jax.export.export(..., platforms=["cuda"],
+    disabled_checks=jaxext.export.disabled_checks())` inside `use_target`.
 
     Args:
       fun: a function of arrays of any shapes and dtypes, jitted or not.
-      arch: as for `use_target`.
+      arch: as in `use_target`.
 
     Returns:
-      a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, and returns a `jax.stages.Lowered`.
+      a function of the arguments of `fun`, or of `jax.ShapeDtypeStruct`s in place of arrays, that returns a `jax.stages.Lowered`.
 
     Examples:
       >>> x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
@@ -76,7 +75,7 @@ def lower_for(fun: Callable, *, arch: str | None) -> Callable[..., jax.stages.Lo
 
     Raises:
       TypeError: `fun` is not callable.
-      ValueError: `arch` is not the name of a compute capability, or there is no GPU of it.
+      ValueError: `arch` is not the name of a compute capability, or no known GPU has it.
     """
     if not callable(fun):
         raise TypeError(f"lower_for: fun is {format_value(fun)}, want the function itself: lower_for(fun, arch=...)(*args)")

@@ -21,21 +21,21 @@ def quantize(
     symmetric: bool = True,
     dtype: DTypeLike | None = None,
 ) -> Quantized:
-    """Quantise w: small numbers with a scale for each block, rounded to nearest, ties to even, and saturated.
+    """Quantise w to small numbers with a scale for each block, rounded to nearest, ties to even, and saturated.
 
     Args:
-      w: shape (..., K, N) or any other, floating-point and finite.
+      w: an array of any shape, such as (..., K, N), floating-point and finite.
       bits: 8 for int8, 4 for int4.
-      group: how many neighbours along `axis` share a scale; it divides the size.  None: all.
-      axis: the axis along which numbers share a scale.  The default is that of the sum in `quantized_matmul`: -2, so that matrices which
-        are stacked along axes before it, such as layers or experts, have scales of their own.  A vector has no such axis: its own is 0.
-        None: one scale for all of w.
-      symmetric: whether the largest |w| of a block becomes the largest number, such as 127 or 7, without a `zero_point`.  If not, the range
-        of a block, with zero in it, becomes all of the dtype's, which is an integer one.
-      dtype: the dtype of `qvalue` instead of `bits`: an integer one, or float8_e4m3fn and others.  Unsigned ones want symmetric=False.
+      group: the number of neighbours along `axis` that share a scale.  It must divide the size of the axis.  None means all of them.
+      axis: the axis along which numbers share a scale.  The default, -2, is the axis that `quantized_matmul` contracts, so matrices that
+        are stacked along earlier axes, such as layers or experts, have their own scales.  For a vector the default is 0.  None means one
+        scale for all of w.
+      symmetric: whether the largest |w| of a block maps to the largest number, such as 127 or 7, without a `zero_point`.  If False, the
+        range of a block, extended to include zero, maps to the full range of the dtype, which must be an integer one.
+      dtype: the dtype of `qvalue`, instead of `bits`: an integer dtype, float8_e4m3fn and others.  Unsigned ones need symmetric=False.
 
     Returns:
-      a `Quantized`: `qvalue` of the shape of w, and scales in float32, or float64 for such a w.  Blocks of zeros have the scale one.
+      a `Quantized`: `qvalue` with the shape of w, and scales in float32, or in float64 if w is float64.  Blocks of zeros have the scale 1.
 
     Examples:
       >>> q = quantize(jnp.array([[3.0, -7.0], [7.0, 2.2]]), bits=4)
@@ -47,19 +47,18 @@ def quantize(
       >>> jax.vmap(quantized_matmul)(jnp.ones((8, 2, 64)), experts).shape
       (8, 2, 32)
 
-    Its derivative in w is that of the scale: `qvalue` is constant.  To train w, `w + stop_gradient(quantize(w).dequantize() - w)` takes
-    rounding for the identity.
+    The derivative in w is that of the scale, and `qvalue` is constant.  To train w, use `w + stop_gradient(quantize(w).dequantize() - w)`,
+    which treats rounding as the identity.
 
     Raises:
-      TypeError: w is not an array of floating-point numbers, `group` or `axis` is no whole number, or `dtype` has more than 8 bits, or no
-        zero.
-      ValueError: `bits`, `group` or `axis` is not one that there is, or `symmetric` does not fit the dtype.
+      TypeError: w is not a floating-point array; `group` or `axis` is not an int; `dtype` has more than 8 bits, or no zero.
+      ValueError: `bits`, `group` or `axis` is out of range; `symmetric` does not fit the dtype.
     """
     return _quantize.quantized("quantize", w, _quantize.dtype_of("quantize", bits, dtype), group, axis, symmetric)
 
 
 def pack_int4(q: ArrayLike) -> jax.Array:
-    """Pack int4 or uint4 numbers, two in a byte.  The first of two is in the low half.
+    """Pack int4 or uint4 numbers, two per byte.  The first of each pair is in the low half.
 
     Args:
       q: shape (..., N), int4 or uint4.
@@ -73,15 +72,15 @@ def pack_int4(q: ArrayLike) -> jax.Array:
 
     Raises:
       TypeError: q is not an array of int4 or uint4.
-      ValueError: the size of its last axis is odd.
+      ValueError: the size of the last axis is odd.
     """
     return _quantize.packed("pack_int4", q)
 
 
 def unpack_int4(packed: ArrayLike, dtype: DTypeLike = jnp.int4) -> jax.Array:
-    """Unpack the numbers of bytes that `pack_int4` packed.
+    """Unpack bytes that `pack_int4` packed.
 
-    XLA makes no copy for it where it keeps int4 packed, as it does on GPUs: weights may be kept as bytes, and unpacked in the program.
+    XLA makes no copy on platforms where it keeps int4 packed, such as GPUs.  So weights can be kept as bytes and unpacked in the program.
 
     Args:
       packed: shape (..., N / 2), uint8 or int8.

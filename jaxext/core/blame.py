@@ -66,7 +66,7 @@ def _compared(eqn, operands, results) -> Iterator[str]:
         allowed = float(jnp.finfo(y.dtype).eps) ** (2 / 3) if jnp.issubdtype(y.dtype, jnp.inexact) else 0
         if y.size and not (error := _error(y, want)) <= allowed:
             where = f"call.op is {call.op!r}" + (f" and call.open {open!r}" if call.operation is None else f", in {slot!r}")
-            yield f"implementation {chosen!r} is wrong where {where}: its error is {error:.2g} of the largest element; mend its `run`"
+            yield f"implementation {chosen!r} is wrong where {where}: its error is {error:.2g} of the largest element; fix its `run`"
 
 
 def _error(y: np.ndarray, want: np.ndarray) -> float:

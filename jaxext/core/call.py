@@ -18,16 +18,16 @@ from jaxext.core.window import Window
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One product or operation on one device: operands and results by name, sizes by label."""
+    """One operation on one device: operands and results by name, sizes by label."""
 
     op: str  # the primitive's name, such as "conv2d_fprop"
-    open: str  # the slot that is computed; of an operation, its first result
+    open: str  # the slot that is computed, or an operation's first result
     labels: Mapping[str, tuple[str, ...]]  # slot -> its labels, in order
-    axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N has the axes N0, N1, ..., or none
+    axes: Mapping[str, tuple[str, ...]]  # slot -> the name of each axis of its array; label N has the axes N0, N1, ..., or none
     sizes: Mapping[str, int]  # label -> elements, the product over its axes
     extents: Mapping[str, int]  # axis -> elements
     dtypes: Mapping[str, np.dtype]  # operand -> dtype: the factors, then the companions
-    dtype: np.dtype  # of the result
+    dtype: np.dtype  # of the result (the first one)
     window: Window | None
     precision: Any  # as lax canonicalises it
     platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
@@ -36,9 +36,9 @@ class Call:
     device: str = ""  # the name of the CUDA device, such as "NVIDIA H200", if it is here
     further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
     operation: Any = None  # the `Operation`; None if this is a product of a form
-    static: Any = None  # what determines an operation besides its operands
+    static: Any = None  # the static arguments of an operation
     parameters: Static  # of the primitive
-    in_place: bool | None = None  # whether kernels may take slices of larger arrays where they lie
+    in_place: bool | None = None  # whether kernels may read slices of larger arrays in place
     in_loop: bool = False  # whether it is computed in a loop, as parts are (`core/invariant`)
     rows: tuple[str, str] | None = None  # the labels of batch and rows, if the rows of the result are independent of each other
 
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def product(self) -> str:
-        """The name of the product: of the one inside, if this is an operation that has one."""
+        """The name of the operation, or of the matmul or convolution inside it if it has an epilogue."""
         if self.operation is None or self.operation.product is None:
             return self.op
         form, open = self.operation.product
@@ -65,7 +65,7 @@ class Call:
 
     @property
     def factors(self) -> tuple[str, str]:
-        """The slots of the two operands in which the product is bilinear."""
+        """The slots of the two operands in which the operation is bilinear."""
         first, second, *_ = self.dtypes
         return first, second
 
@@ -76,7 +76,7 @@ class Call:
 
     @property
     def problem(self) -> str | None:
-        """The key of the product in tables, in one line; None if a size is symbolic."""
+        """The key of the call in tables, in one line; None if a size is symbolic."""
         if not all(isinstance(size, int) for size in self.sizes.values()):
             return None
         window = {} if self.window is None else self.window.sizes
@@ -94,11 +94,11 @@ class Call:
         return f"{' '.join(parts)} {operands} -> {results} precision={precision_name(self.precision)}"
 
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The operands with exactly one axis per label.  This copies nothing, since the axes of a label are neighbours."""
+        """Return the operands with exactly one axis per label.  This copies nothing, since the axes of a label are adjacent."""
         return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
 
     def checked(self, implementation: str | None, results: Any) -> Any:
-        """The result or the results of an implementation.  TypeError if their shapes and dtypes are others: wrong types would go on."""
+        """Return what an implementation computed, or raise TypeError if its shapes or dtypes are wrong."""
         if self.empty:  # XLA aborts on a sum of complex zeros over devices, also outside, if it sees that they are constant
             results = lax.optimization_barrier(results)
         wanted = [(dtype, self.shape_of(slot)) for slot, dtype in self.results.items()]
@@ -106,7 +106,7 @@ class Call:
         if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
             gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else format_value(y) for y in got)
             want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)
-            raise TypeError(f"{self.op}: implementation {implementation!r} gave {gave}, want {want}")
+            raise TypeError(f"{self.op}: implementation {implementation!r} returned {gave}, want {want}")
         return tuple(got) if self.further else got[0]
 
 
@@ -119,24 +119,24 @@ def precision_name(precision: Any) -> str:
 
 
 # Why kernels are not used in exported programs unless they are named.
-EXPORTED = "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
+EXPORTED = "an exported program uses kernels only if they are named, since jax requires their custom calls to be allowed"
 
 
 def no_kernel(call: Call, platform: str) -> str | None:
-    """The reason why no kernel for `platform` can run in this program, or None.
+    """Return the reason why no kernel for `platform` can run in this program, or None.
 
-    The reasons: a size is symbolic, the program is for another platform, XLA's partitioner (which cannot split kernels) splits the program,
-    or the target GPU is unknown.
+    The reasons: a size is symbolic, the program is for another platform, XLA's partitioner (which cannot split kernels) splits the
+    program, or the target GPU is unknown.
     """
     if symbolic := symbolic_size(call):
         return symbolic
     if call.platform != platform:
         return f"platform is {call.platform!r}, want {platform!r}"
     if call.partitioner is Partitioner.XLA:
-        return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
+        return "XLA's partitioner splits this program and cannot split a kernel: use jit with automatic axes, or a shard_map over all axes"
     if call.platform == "cuda" and call.arch is None:
         return (
-            "not known for which GPU: there is none here, or those here are of several compute capabilities (see jaxext.use_target), "
+            "the target GPU is unknown: this machine has none, or GPUs of several compute capabilities (see jaxext.use_target), "
             "or the program is for several platforms"
         )
     return None

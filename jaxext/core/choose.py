@@ -169,7 +169,7 @@ def _usable(call: Call, implementations: Sequence[Implementation], named: str | 
     choice = choose(call, implementations, named, measured)
     while named is None and choice.plan is not None and (reason := choice.plan.fails(choice.config)):
         kernel = f"{call.op}: the {choice.implementation} kernel {choice.plan.describe(choice.config)}"
-        warnings.warn(f"{kernel} cannot be compiled here, another implementation is used: {reason}", stacklevel=2)
+        warnings.warn(f"{kernel} cannot be compiled here, so another implementation is used: {reason}", stacklevel=2)
         implementations = [each for each in implementations if each is not choice.plan.implementation]
         choice = choose(call, implementations, named, measured)
     return choice

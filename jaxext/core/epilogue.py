@@ -220,7 +220,7 @@ def applied(
         if not isinstance(y, jax.Array) or y.shape != into.shape or y.dtype not in (into.dtype, z.dtype):
             of_numpy = " of numpy" if isinstance(y, np.ndarray) else ""
             wanted = f"want {format_value(into)}: an elementwise function of jax"
-            raise TypeError(f"{name}: activation is {format_value(function)}, which gives {format_value(y)}{of_numpy}, {wanted}")
+            raise TypeError(f"{name}: activation is {format_value(function)}, which returns {format_value(y)}{of_numpy}, {wanted}")
         y = _cast(wide.dtype, y)
         return _cast(z.dtype, then(y if up is None else y * up, **added))
 

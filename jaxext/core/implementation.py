@@ -33,22 +33,23 @@ class Algorithm:
 class Implementation:
     """Base class of implementations.  Derive from it, define `refuses` and `run`, and `register` an instance.
 
-    It is asked at lowering, for one device's part of the product.  The answer may depend only on the `Call` and on installed software,
-    which must be the same in every process.  A call has one open slot (`call.open`), computed from the other two: y for the operation
-    itself, x and w for its gradients.  If it refuses, the next one is asked; if it was named, NotImplementedError gives its reason.
+    jaxext queries it at lowering, for one device's part of the operation.  The answer may depend only on the `Call` and on installed
+    software, which must be the same in every process.  A call has one open slot (`call.open`), computed from the other two: y for the
+    operation itself, x and w for its gradients.  If this implementation refuses, the next one is tried; if it was named,
+    NotImplementedError is raised with its reason.
 
-    `plan` calls `refuses`, and makes a `Plan` of the other methods.  Override `plan` itself if these would repeat work.
+    `plan` calls `refuses`, and builds a `Plan` from the other methods.  If these would repeat work, override `plan` itself.
 
     Register an FFI target (`jax.ffi.register_ffi_target`) together with the implementation, not in `refuses`: JAX loads cached programs
     without calling `refuses`.
 
     Attributes:
       name: its name for `implementation=` and `jaxext.use_implementation`: an identifier that jaxext does not use.
-      version: a word that identifies its code.  A new version invalidates measurements of `jaxext.tune` and programs in JAX's cache.  None
-        means a hash of the file of its class; set it yourself if a kernel is in another file.
+      version: a str that identifies its code.  A new version invalidates measurements of `jaxext.tune` and programs in JAX's cache.  None
+        means a hash of the file of its class; if a kernel is in another file, set it yourself.
       custom_calls: the targets of its custom calls, for `jaxext.export.disabled_checks`.
-      coded_as: the name under which tables and stored programs know its code.  None means its name.
-      rows_by_config: whether the bits of a row of the result depend on its config, and on no other row (`jaxext.use_invariant`).
+      coded_as: the name under which tables and stored programs know its code.  None means `name`.
+      rows_by_config: whether the bits of a row of the result depend on its config but not on the other rows (`jaxext.use_invariant`).
 
     Examples:
       >>> class Einsum(Implementation):
@@ -71,11 +72,12 @@ class Implementation:
     rows_by_config: bool = False
 
     def refuses(self, call: Call) -> str | None:
-        """The reason why it does not compute the call, or None.  `no_kernel` gives the reasons that hold for any kernel."""
+        """Return the reason why it does not support the call, or None.  `no_kernel` gives the reasons that hold for any kernel."""
         raise NotImplementedError
 
     def not_preferred(self, call: Call) -> str | None:
-        """The reason why others are preferred unless this one is named, or None.  The default is a reason in exported programs.
+        """Return the reason why other implementations are preferred unless this one is named, or None.  By default only exported programs
+        have one.
 
         jax exports a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
         `disabled_checks`; `jaxext.export.disabled_checks()` returns those of all `custom_calls`.
@@ -83,67 +85,68 @@ class Implementation:
         return EXPORTED if call.partitioner is Partitioner.LATER else None
 
     def candidates(self, call: Call) -> Sequence[Any]:
-        """The configs for a supported call, those expected to be fastest first: one or more frozen dataclasses of int, str and bool."""
+        """Return one or more configs for a supported call, fastest expected first: frozen dataclasses of int, str and bool."""
         return (Algorithm(self.name),)
 
     def describe(self, call: Call, config: Any) -> str:
-        """Return how the call is computed, in a word or two, for `jaxext.explain`."""
+        """Return a word or two on how the call is computed, for `jaxext.explain`."""
         return " ".join(str(value) for value in dataclasses.asdict(config).values())
 
     def expected(self, call: Call) -> Sequence[str]:
-        """The expected cost of each config in a few words, in the order of `candidates`, for `jaxext.explain`; empty if it is unknown."""
+        """Return the expected cost of each config in a few words, in the order of `candidates`, for `jaxext.explain`; empty if unknown."""
         return ()
 
     def multiplies(self, call: Call) -> str:
-        """Return in how many bits factors are multiplied, if these are not all that they have, such as "TF32: 11 bits", for
-        `jaxext.explain`."""
+        """Return the precision of the multiplications if it is below that of the factors, such as "TF32: 11 bits", for `jaxext.explain`."""
         return ""
 
     def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
         """Compute the result, of `call.shape` and `call.dtype`, in code that JAX can trace, such as `jax.ffi.ffi_call` or `jax.numpy`.
 
-        An operation gives a tuple of the results in `call.results`, in that order.  They may be a part of all.  One may be an array.
-        `operands` maps slots to arrays with the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of `call.sizes`.
-        A size may be 0.  If you call a jaxext operation here, name its implementation, such as "xla", or this one may be asked again.
-        Settings of jax and contexts of jaxext are those of the caller.  A `jax.make_user_context` of yours is not, where XLA splits the
-        program over devices.
+        `operands` maps slots to arrays with the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of
+        `call.sizes`.  A size may be 0.  For an operation with several results, return a tuple in the order of `call.results`, which lacks
+        unused ones.  If you call a jaxext operation here, name its implementation, such as "xla", or this one may be tried again.  jax's
+        settings and jaxext's contexts are those of the caller; a `jax.make_user_context` of yours is not if XLA splits the program over
+        devices.
         """
         raise NotImplementedError
 
     def plan(self, call: Call) -> Plan | str:
-        """Return how the call would be computed, or the reason for refusing it."""
+        """Return a `Plan` for the call, or the reason why it is not supported."""
         return self._reason("refuses", call) or Plan(self, call)
 
     def code(self, platform: str) -> str:
-        """A word that identifies its code for the platform.
+        """Return a str that identifies its code for the platform.
 
         Raises:
-          ValueError: `version` is not a word, or it is None and the class has no file.
+          ValueError: `version` is not a printable str of 1 to 100 characters, or it is None and the class has no file.
         """
         if self.version is not None:
             if not isinstance(self.version, str) or not self.version.isprintable() or not 0 < len(self.version) <= 100:
-                raise ValueError(f"register: {self.name} has the version {format_value(self.version)}, want a word")
+                raise ValueError(
+                    f"register: version of {self.name} is {format_value(self.version)}, want a printable str of 1 to 100 characters"
+                )
             return self.version
         try:
             return hash_of([file_of(type(self))])
         except (OSError, TypeError) as error:
-            raise ValueError(f"register: {self.name} lies in no file, so it must have a `version` ({error})") from None
+            raise ValueError(f"register: the class of {self.name} is in no file, want a `version` ({error})") from None
 
     def _reason(self, method: str, call: Call) -> str | None:
         """The answer of `refuses` or `not_preferred`, with its type checked."""
         reason = getattr(self, method)(call)
         if reason is not None and not (isinstance(reason, str) and reason):
             raise TypeError(
-                f"{call.op}: `{method}` of implementation {self.name!r} gave {format_value(reason)}, want the reason, a str, or None"
+                f"{call.op}: `{method}` of implementation {self.name!r} returned {format_value(reason)}, want a reason as a str, or None"
             )
         return reason
 
     def planned(self, call: Call) -> Plan | str:
-        """The answer of `plan`, with its type checked."""
+        """Return the answer of `plan`, with its type checked."""
         plan = self.plan(call)
         if not isinstance(plan, Plan) and not (isinstance(plan, str) and plan):
             raise TypeError(
-                f"{call.op}: `plan` of implementation {self.name!r} gave {format_value(plan)}, want a Plan, or a str that says why not"
+                f"{call.op}: `plan` of implementation {self.name!r} returned {format_value(plan)}, want a Plan, or a reason as a str"
             )
         return plan
 
@@ -166,7 +169,7 @@ class Plan:
 
     Attributes:
       only_if_named: the reason why it is used and timed only if named, or None.
-      in_the_norm: whether its errors are in proportion to the norms of the operands, so that `tune` may time it under a stated tolerance.
+      in_the_norm: whether its errors are proportional to the norms of the operands, so that `tune` may time it under a stated tolerance.
     """
 
     only_if_named: str | None = None
@@ -177,38 +180,40 @@ class Plan:
 
     @functools.cached_property
     def configs(self) -> Sequence[Any]:
-        """One or more configs, those expected to be fastest first, each of which a table can hold."""
+        """One or more configs, fastest expected first, each of which a table can hold."""
         found = self.implementation.candidates(self.call)
         if not isinstance(found, Sequence) or not found or not all(map(_is_config, found)):
-            wanted = "one or more frozen dataclasses of whole numbers, words and truth values"
+            wanted = "one or more frozen dataclasses of int, str and bool"
             raise TypeError(
-                f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} gave {format_value(found)}, want {wanted}"
+                f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} returned {format_value(found)}, want {wanted}"
             )
         return found
 
     def not_preferred(self) -> str | None:
-        """The reason why the implementations after it are preferred unless this one is named, or None."""
+        """Return the reason why the implementations after it are preferred unless this one is named, or None."""
         return self.implementation._reason("not_preferred", self.call)
 
     def yields(self) -> bool:
-        """Return whether an implementation after it is expected to be faster, so that it is taken only if none of them is preferred."""
+        """Return whether an implementation after it is expected to be faster, so that it is used only if none of them is preferred."""
         return False
 
     def fails(self, config: Any) -> str | None:
-        """Return the reason why this machine cannot compile it, or None.  It is asked when a program is lowered, if nobody named it."""
+        """Return the reason why this machine cannot compile it, or None.  It is called at lowering, unless the implementation was named."""
         return None
 
     def describe(self, config: Any) -> str:
-        """Return how the call would be computed, in a word or two, for `explain`."""
+        """Return a word or two on how the call would be computed, for `explain`."""
         return self.implementation.describe(self.call, config)
 
     def multiplies(self) -> str:
-        """Return in how many bits factors are multiplied, if these are not all that they have."""
+        """Return the precision of the multiplications if it is below that of the factors."""
         return self.implementation.multiplies(self.call)
 
     @property
     def run(self) -> Callable[[Any, Mapping[str, jax.Array]], Any]:
-        """`run(config, operands)` gives the result, of `call.shape` and `call.dtype`, from operands with the axes `call.axes`."""
+        """A function `run(config, operands)` that computes the result, of `call.shape` and `call.dtype`, from operands with the axes
+        `call.axes`.
+        """
         return functools.partial(self.implementation.run, self.call)
 
 

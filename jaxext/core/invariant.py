@@ -43,7 +43,7 @@ def part_of(call: Call, name: str | None) -> Call | None:
     if call.rows is None or call.empty:
         return None
     if reason := symbolic_size(call):
-        raise NotImplementedError(f"{call.op}: inside use_invariant {reason}")
+        raise NotImplementedError(f"{call.op}: inside use_invariant, {reason}")
     batch, row = call.rows
     size = _ROWS.get(call.platform, _ROWS_ELSEWHERE)[call.window is not None]
     sizes, of_window = {**call.sizes, batch: 1, row: size}, {} if call.window is None else call.window.sizes

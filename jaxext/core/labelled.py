@@ -213,8 +213,8 @@ class Labelled(abc.ABC):
                 raise _compat.ShardingTypeError(f"{op}: axis {axis} is sharded over {specs[0]!r} and over {specs[1]!r}, want one sharding")
             if axis not in kept and self.factors(open) and {name for name, _ in by_name} >= {*self.factors(open)}:
                 raise _compat.ShardingTypeError(
-                    f"{op}: the sum runs over axis {axis}, which is sharded over {specs[0]!r}, so it is ambiguous how the output should be"
-                    " sharded: say so by `out_sharding`"
+                    f"{op}: the sum runs over axis {axis}, which is sharded over {specs[0]!r}, so the sharding of the result is ambiguous,"
+                    " want `out_sharding`"
                 )
         mesh = next((aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty), avals[0].sharding.mesh)
         return NamedSharding(mesh, P(*(sharded[axis][0][1] if axis in sharded else None for axis in kept)))

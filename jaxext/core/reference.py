@@ -221,11 +221,11 @@ class Declaration:
         program, given = jax.make_jaxpr(functools.partial(self.reference, **dict(static.items)), return_shape=True)(*bare)
         shapes, wanted = [getattr(y, "shape", None) for y in given], [bare_shape(labels) for labels in self.results.values()]
         if shapes != wanted:
-            raise TypeError(f"{self.name}: the reference gives arrays of the shapes {shapes}, want {wanted} for {list(self.results)}")
+            raise TypeError(f"{self.name}: the reference returns arrays of the shapes {shapes}, want {wanted} for {list(self.results)}")
         for name, y in zip(self.results, given, strict=True):
             if name in self.given and not jnp.issubdtype(y.dtype, jnp.inexact):
                 want = f"want floating-point numbers, or `constant={name!r}` in its declaration"
-                raise TypeError(f"{self.name}: the reference gives {name} in {y.dtype}, {want}")
+                raise TypeError(f"{self.name}: the reference returns {name} in {y.dtype}, {want}")
         if (key := (static, *((x.shape, x.dtype) for x in bare))) not in self._uncoupled:
             refuse_coupled(
                 self, {label: one[label] for label in operation.free if label not in (*self.unsharded, *self.believed)}, bare, static

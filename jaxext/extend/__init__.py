@@ -1,12 +1,12 @@
-"""Your own kernels and forms: add an implementation to jaxext's operations, or declare a bilinear operation by its axes.
+"""Your own kernels and operations: add an implementation to jaxext's operations, or declare an operation by its axes.
 
 A *form* is a bilinear operation declared by labels, like an einsum:
 
     y[b,n,m,c] = Σ_k x[b,n,k,c] w[b,k,m,c]:    define("channelwise", x="B N K C", w="B K M C", y="B N M C")
 
-The labels determine its gradients, its vmaps and its shardings: each is the same sum with another slot left open, or with more axes in a
-label.  An implementation therefore computes plain products only (`Call`) and needs no rules for differentiation, vmap or sharding.  Every
-form starts with the implementation "xla", which defines it.
+The labels determine its gradients, vmaps and shardings: each is the same sum with another slot left open, or with more axes in a label.
+So an implementation only computes plain sums (`Call`) and needs no rules for differentiation, vmap or sharding.  Every form starts with
+the implementation "xla", which defines it.
 """
 
 from __future__ import annotations
@@ -105,26 +105,27 @@ def operation(
 ) -> Declared:
     """Declare any operation by a reference in jnp and the labels of its axes, to give it kernels.
 
-    Register kernels for it as for a form (`register`).  They get one device's part, with no derivative, vmap or mesh.  All rules of JAX
-    follow from the labels and the reference.  Derivatives are the reference's, unless `backward` of the result has a kernel, too.
+    Kernels are registered as for a form (`register`).  They get one device's part, and see no derivative, vmap or mesh: all rules of JAX
+    follow from the labels and the reference.  Derivatives are the reference's, unless the result's `backward` has a kernel too.
 
     Args:
       name: a unique identifier, also of the primitive.
-      reference: a function of the operands, each with one axis for each of its labels, and of static keywords.  It gives the results, then
-        the saved ones: an array, or a tuple of several.  It computes a call itself, without kernels, where it closes over a value that
-        jax traces there, such as an argument of a function under `grad` or `jit`: kernels get operands alone.
-      operands, results: name -> labels separated by spaces, in the order of the axes.  A label is a word that begins with a capital letter.
-        The names are in the order of the reference's.
+      reference: a function of the operands, with one axis per label, and of static keywords.  It returns the results, then the saved ones:
+        an array, or a tuple of several.  If it closes over a value that jax is tracing, such as an argument of a function under `grad` or
+        `jit`, the reference itself computes the call, because kernels only get the operands.
+      operands, results: name -> labels separated by spaces, in the order of the axes.  A label is a word that begins with a capital
+        letter.  The names are in the order of the reference's arguments and results.
       saved: further results, for `backward`.  They are computed only where a derivative needs them.
-      unsharded: labels in whose elements the reference is not independent, such as the axis of a softmax.  They are neither mapped nor
-        split over devices.  Labels that a result lacks always count among them.  Along all other labels the operation on each part of the
-        arrays must give that part of the results, since a device gets a part.  A call whose reference is seen to break this is an error;
+      unsharded: labels whose elements the reference couples, such as the axis of a softmax.  They are neither mapped nor split over
+        devices.  Labels that a result lacks always count as unsharded.  Along every other label, the operation on a part of the arrays
+        must give that part of the results, since a device gets a part.  A call raises ValueError if the reference is found to break this;
         `jaxext.testing.check_op` compares numbers, also those of kernels.
       independent: labels that are not `unsharded` although the reference seems to couple their elements, such as by a common maximum that
-        it subtracts and adds again.  `check_op` compares.
+        it subtracts and adds again.  `check_op` tests them.
       constant: operands and results that have no derivative, separated by spaces.
-      kernels: implementation's name -> kernel, such as `{"cuda": kernel}`: each is registered under its name, as by `register`.
-      replace: whether it takes the place of yours of the same name, if there is one, without its kernels.  See `register`.
+      kernels: implementation's name -> what `cuda_kernel` returned, such as `{"cuda": kernel}`.  Each is registered under its name, as by
+        `register`.
+      replace: whether to replace your earlier operation of this name, whose kernels are then dropped.  See `register`.
 
     Returns:
       the operation, with the implementation "xla", which is the reference.
@@ -206,31 +207,31 @@ def register(
 ) -> None:
     """Add an implementation to an operation, in front of those that it has.
 
-    Calls can then name it.  Calls without a name and without measurements ask it first, and use it unless `refuses` or `not_preferred`
+    Calls can then name it.  Calls without a name and without measurements try it first, and use it unless `refuses` or `not_preferred`
     gives a reason.  It stays registered until the process ends: register at import, in every process of a run.  If the operation was
-    traced before, jax forgets all programs of the process (`jax.clear_caches`) and compiles them anew, so that later calls have it.
-    Programs that you hold yourself (`jit(f).lower(...).compile()`) do not change, nor do those that `jax.export` has stored.
+    traced before, jax discards all compiled programs of the process (`jax.clear_caches`), so that later calls use it.  Programs that you
+    hold yourself (`jit(f).lower(...).compile()`) or that `jax.export` has stored do not change.
 
     Args:
-      operation: the result of `define`; "matmul", which includes `jaxext.dot_general`; or "conv" for all convolutions, where `call.op` is
-        conv1d_fprop, conv2d_wgrad and so on, and `call.window` is the geometry.
-      implementation: an instance of a class derived from `Implementation`; of what `operation` declared or its `backward` also a
-        `cuda_kernel`.  Its pointers are operands, then results: those of their names if each has one, else all in their order.  Its numbers
-        are keywords of a call, or sizes of the labels of their names.  A second implementation, `<name>_simulated`, executes it on a CPU by
-        ptxsim where it is named.
-      name: of the implementation that a `cuda_kernel` becomes.
-      replace: whether it takes the place of yours of the same name, if there is one: so a cell of a notebook can run again.
+      operation: the result of `define` or `operation`; "matmul", which includes `jaxext.dot_general`; or "conv" for all convolutions,
+        where `call.op` is conv1d_fprop, conv2d_wgrad and so on, and `call.window` is the geometry.
+      implementation: an instance of a class derived from `Implementation`, or, for an `operation` or its `backward`, a `cuda_kernel`.  Its
+        pointers get the operands and results of their names if every pointer has one, else all of them in order, operands first.  Its
+        scalars are keywords of a call, or sizes of the labels of their names.  A second implementation, `<name>_simulated`, executes it on
+        a CPU by ptxsim if it is named.
+      name: the name of the implementation, for a `cuda_kernel`.
+      replace: whether to replace your earlier implementation of this name, so that a cell of a notebook can run again.
 
     Raises:
-      TypeError: `implementation` is not an instance, lacks a method, has an attribute of another type, or holds or
-        closes over a traced value.
-      ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
+      TypeError: `implementation` is not an instance, lacks a method, has an attribute of another type, or contains a traced value.
+      ValueError: the operation is unknown, the name is taken, the version of the code cannot be determined, or the pointers of a
+        `cuda_kernel` do not fit the operation.
     """
     if isinstance(implementation, CudaKernel):
         if not isinstance(operation, Declared):
             raise TypeError(
-                f"register: operation is {format_value(operation)}, want what `operation` declared for a cuda_kernel: an Implementation"
-                " may call it for others"
+                f"register: operation is {format_value(operation)}, want the result of `extend.operation`, since the implementation is a"
+                " cuda_kernel; an Implementation can call it for other operations"
             )
         for each in list(text_kernels.implementations(operation._declaration, name, implementation)):
             _add(operation, each, ("xla",), replace)  # the reference
@@ -241,7 +242,7 @@ def register(
         )
     if not isinstance(operation, Bilinear | Declared) and operation not in list(_OWN):
         raise ValueError(
-            f"register: operation is {format_value(operation)}, want one of {list(_OWN)}, or what define or operation returned"
+            f"register: operation is {format_value(operation)}, want one of {list(_OWN)}, or the result of define or operation"
         )
     _add(operation, implementation, _OWN_NAMES, replace)
 
@@ -251,7 +252,9 @@ def _add(operation: Bilinear | Declared | str, implementation: Implementation, r
     family = _family(operation)
     name = getattr(implementation, "name", None)
     if not isinstance(name, str) or not name.isidentifier() or name in reserved:
-        raise ValueError(f"register: the implementation's name is {format_value(name)}, want an identifier, and none of {sorted(reserved)}")
+        raise ValueError(
+            f"register: the implementation's name is {format_value(name)}, want an identifier that is not one of {sorted(reserved)}"
+        )
     if name in family.names_of_implementations and not replace:
         raise ValueError(
             f"register: {family.name} has an implementation {format_value(name)} already, want another name, or `replace=True`, which"

@@ -51,15 +51,15 @@ class Bilinear:
         out_sharding: NamedSharding | P | None = None,
         **ranks: int,
     ) -> jax.Array:
-        """The sum of products over the labels that both operands have and the result lacks.
+        """Return the sum of products over the labels that both operands have and the result lacks.
 
         All JAX transformations apply, in any order: jit, grad, jvp, vmap over any axes, shardings, shard_map, pmap, export.
 
         Args:
           first, second: arrays with the axes of the first and the second slot, in the order of the labels.  They are promoted to a common
             dtype as in jnp, unless `preferred_element_type` is given.
-          implementation: the name of an implementation, also used for all gradients.  None selects one automatically.
-          precision: as for `jax.lax.dot_general`.
+          implementation: the name of an implementation, also used for derivatives.  None selects one.
+          precision: as in `jax.lax.dot_general`.
           preferred_element_type: dtype of the result.  Defaults to the dtype of the operands.
           out_sharding: sharding of the result on an explicit mesh, if the operands leave it ambiguous.
           **ranks: the number of axes of a label in these arrays, such as `B=0` for none.  Defaults to 1.
@@ -90,9 +90,10 @@ class Bilinear:
         return form.bind(list(form.slots)[-1], operands, Static(ranks=rank, implementation=by, out_sharding=sharding, **said))
 
     def independent_axes(self, **keywords: Any) -> dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]]:
-        """The axes along which it may be split without a sum over devices, in a call with these keywords.
+        """Return the axes along which a call with these keywords can be split without a sum over devices.
 
-        Axis -> its positions in the operands, and in the result; None where it is missing.  `jaxext.testing.check_op` reads it.
+        The result maps an axis to its positions in the operands and in the result, None where it is missing.  `jaxext.testing.check_op`
+        reads it.
         """
         form = self._form
         rank = declarations.ranks(form, {label: keywords[label] for label in form.free if label in keywords})
@@ -119,13 +120,13 @@ class Declared:
 
     @property
     def backward(self) -> Declared:
-        """The operation that gives the cotangents d_<operand>, in the order of the differentiable operands.
+        """The operation that computes the cotangents d_<operand>, in the order of the differentiable operands.
 
-        Its operands are those of this operation, all results with the saved ones, and the cotangents d_<result>.  Register a kernel for it,
-        and reverse mode uses it.  Its own reference is the derivative of this operation's.
+        Its operands are those of this operation, all results including the saved ones, and the cotangents d_<result>.  If you register a
+        kernel for it, reverse mode uses it.  Its reference is the derivative of this operation's reference.
 
         Raises:
-          AttributeError: this operation is such a `backward`, whose derivative is always its reference's, or it has no derivative.
+          AttributeError: this operation is a `backward` itself, whose derivative is always its reference's, or it has no derivative.
         """
         declared = self._declaration
         if declared.unread or not (declared.differentiable and declared.given):
@@ -136,23 +137,24 @@ class Declared:
     def __call__(
         self, *arrays: jax.Array | np.ndarray, implementation: str | None = None, ranks: Mapping[str, int] | None = None, **static
     ) -> Any:
-        """The result, or a tuple of several, without those that are saved for the derivative.
+        """Return the result, or a tuple of several, without the saved ones.
 
         All JAX transformations apply, in any order.
 
         Args:
           *arrays: the operands, with the axes of their labels.
-          implementation: the name of an implementation.  Reverse mode uses the one of that name of `backward`, or the reference if there is
-            none.  None selects automatically.
+          implementation: name of an implementation.  Reverse mode uses the implementation of `backward` with this name, or the reference
+            if there is none.  None selects automatically.
           ranks: the number of axes of independent labels in these arrays, if not 1.
           **static: further keywords of the reference: numbers, strings and other hashable values.
 
         Raises:
           TypeError: an operand is not an array, does not match its labels or the others, or is neither floating-point nor constant; a
-            keyword is not hashable; the reference gives other results than declared.
-          ValueError: a label or the implementation is unknown, or the reference couples the elements of a label that is not in `unsharded`.
-          NotImplementedError: the named implementation does not support this call.  Raised at lowering, or by vmap of what has no
-            independent label, or by a call whose reference closes over a traced value.
+            keyword is not hashable; the reference returns other results than declared.
+          ValueError: a label or the implementation is unknown, or the reference couples the elements of a label that is not in
+            `unsharded`.
+          NotImplementedError: the named implementation does not support this call.  Raised at lowering, by vmap of an operation that has
+            no independent label, or by a call whose reference closes over a traced value.
         """
         declared, form = self._declaration, self._declaration.operation
         by = named(implementation, form.name, form.family)
@@ -171,9 +173,10 @@ class Declared:
     def independent_axes(
         self, *, ranks: Mapping[str, int] | None = None, **keywords: Any
     ) -> dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]]:
-        """The axes along which it may be split over devices, in a call with these keywords: those of labels that are not `unsharded`.
+        """Return the axes along which a call with these keywords can be split over devices: those of labels that are not `unsharded`.
 
-        Axis -> its positions in the operands, and in the results; None where it is missing.  `jaxext.testing.check_op` reads it.
+        The result maps an axis to its positions in the operands and in the results, None where it is missing.  `jaxext.testing.check_op`
+        reads it.
         """
         del keywords  # none changes it
         declared, form = self._declaration, self._declaration.operation

@@ -66,14 +66,14 @@ class CudaKernel:
         return f"cuda_kernel {self.name}({', '.join(map(str, self.parameters))})"
 
     def __call__(self, *arrays: jax.Array | np.ndarray, **keywords: Any) -> Any:
-        """The results of a launch, under `jax.jit` or not.
+        """Return the results of a launch, under `jax.jit` or not.
 
-        Operands that are split over devices are gathered, and refused on explicit meshes; `jax.shard_map`, or `operation` with a reference,
-        leaves each device its part.
-        There is no derivative and no `vmap`, which `operation` gives.
+        Operands that are split over devices are gathered, or raise an error on explicit meshes.  Inside `jax.shard_map`, or as the kernel
+        of an `operation`, each device launches the kernel on its part.  The kernel has no derivative and no `vmap`; `operation` provides
+        both.
 
         Args:
-          *arrays: the arrays of the first pointers, in their order.  The other pointers are the results'.
+          *arrays: the arrays of the first pointers, in order.  The other pointers are the results'.
           **keywords: the kernel's scalars, by their parameters' names, and further static keywords of the functions of `cuda_kernel`.
 
         Returns:
@@ -83,8 +83,10 @@ class CudaKernel:
           TypeError: an operand is not an array, or not of the pointer's type; a scalar is missing, unknown or of another type.
           ValueError: the launch is not possible, such as a grid of zero blocks; the source does not compile.  The latter, and too much
             shared memory, are raised at lowering.
-          NotImplementedError: the program is not for a CUDA device, or there is no NVRTC.  Raised at lowering.
-          RuntimeError: there is no launcher.  Raised at lowering.
+          ShardingTypeError: an operand is split on an explicit mesh.
+          NotImplementedError: a derivative or a `vmap` is taken; or, at lowering, the program is not for a CUDA device, or NVRTC is
+            missing.
+          RuntimeError: the launcher is missing.  Raised at lowering.
         """
         structs = self._structs(arrays)
         if (empty := self._empty(structs, keywords)) is not None:
@@ -98,20 +100,21 @@ class CudaKernel:
         return _kernel_p.bind(*operands, kernel=self, launch=launch, wanted=tuple(range(len(launch.out))))
 
     def simulate(self, *arrays: np.ndarray | jax.Array, **keywords: Any) -> Any:
-        """Execute the kernel's PTX on this CPU, by ptxsim: races, accesses out of bounds and reads of memory that nothing wrote are errors,
-        also where the results would be right.  NVRTC compiles the source; no GPU is needed.
+        """Execute the kernel's PTX on this CPU with ptxsim.  NVRTC compiles the source; no GPU is needed.
+
+        Races, accesses out of bounds and reads of uninitialised memory are errors, even if the results would be right.
 
         Args:
           *arrays, **keywords: those of a call, with values.  The source is compiled for an H100, or for an A100 inside
-            `jaxext.use_target("sm_80")`; ptxsim knows the instructions of these.
+            `jaxext.use_target("sm_80")`; ptxsim supports the instructions of these.
 
         Returns:
           the result, or a tuple of several, as numpy arrays.
 
         Raises:
-          ptxsim.Fault: the kernel does what it may not, or leaves a part of a result unwritten.  The message has the line of the source.
+          ptxsim.Fault: the kernel does one of the above, or leaves a part of a result unwritten.  The message has the line of the source.
           ModuleNotFoundError: ptxsim is not installed.
-          NotImplementedError: there is no NVRTC, or the kernel was given as machine code.
+          NotImplementedError: NVRTC is missing, or the kernel was given as machine code.
         """
         try:
             import ptxsim
@@ -224,7 +227,9 @@ class CudaKernel:
                 raise ValueError(f"{self._is}: aliases has {operand}: {result}, and there are {have}")
             x, y = operands[operand], results[result]
             if (x.shape, x.dtype) != (y.shape, y.dtype):
-                raise ValueError(f"{self._is}: operand {operand} is {short(x)}, want {short(y)} as result {result}, whose place it has")
+                raise ValueError(
+                    f"{self._is}: operand {operand} is {short(x)}, want {short(y)} as result {result}, with which it shares a buffer"
+                )
 
     def _parameters(
         self, operands: Sequence[Any], results: Sequence[Any], given: Mapping[str, Any]
@@ -268,7 +273,7 @@ class CudaKernel:
             image, entry = self._image, self.name
             text = image if isinstance(image, str) else ""
             if ptx and not text:
-                raise NotImplementedError(f"{self._is}: it is machine code, want its source or its PTX to simulate it")
+                raise NotImplementedError(f"{self._is}: it was given as machine code, want its source or its PTX to simulate it")
         static = 0
         if text:
             compiled = signature.of_ptx(text, entry)
@@ -294,7 +299,7 @@ class CudaKernel:
             instead = "want 'cuda': `simulate` runs it on a CPU, and `operation` gives it a reference"
             raise NotImplementedError(f"{self._is}: platform is {platform!r}, {instead}")
         if arch is None:
-            raise NotImplementedError(f"{self._is}: not known for which GPU: jaxext.use_target names one")
+            raise NotImplementedError(f"{self._is}: the target GPU is unknown: name one by jaxext.use_target")
         if not named() or launcher.missing() is None:
             launcher.register()  # of a machine without one the program is for another
         image, entry = self._compiled(arch, launch, ptx=False)
@@ -376,9 +381,7 @@ def _lower(platform, arch, partitioner, *operands, kernel: CudaKernel, launch: L
 
 
 def _no_rule(what: str, *_, kernel: CudaKernel, **__):
-    raise NotImplementedError(
-        f"kernel {kernel.name}: it has no {what} by itself: jaxext.extend.operation gives it one by a reference in jnp"
-    )
+    raise NotImplementedError(f"kernel {kernel.name}: it has no {what}: declare it by jaxext.extend.operation, with a reference in jnp")
 
 
 _typed = _kernel_p.abstract_eval
@@ -414,35 +417,38 @@ def cuda_kernel(
     aliases: Mapping[int, int] | None = None,
     parameters: str | None = None,
 ) -> CudaKernel:
-    """Declare a CUDA kernel from its source, for programs of jax.
+    """Declare a CUDA kernel from its source, for jax programs.
 
-    NVRTC compiles it for the device's compute capability when a program is first lowered; a cache on disk keeps what it made.  XLA launches
-    it, also in CUDA graphs, and exported programs hold the compiled code.
+    NVRTC compiles it for the device's compute capability when a program is first lowered, and a cache on disk keeps the machine code.  XLA
+    launches it, also in CUDA graphs, and exported programs contain the compiled code.
 
     The kernel's parameters are pointers and scalars.  Pointers take the operands in order, then the results.  Scalars are keywords of a
     call, converted to the types of their parameters.  `grid`, `block`, `shared`, `cluster`, `out`, `scalars` and `templates` are values,
     or functions of the operands' `jax.ShapeDtypeStruct`s and of those static keywords of the call that they name.
 
     Args:
-      source: CUDA C++ as a str; the path of a file of it, of PTX (`.ptx`) or of machine code (`.cubin`); PTX as a str; machine code as
+      source: CUDA C++ as a str; the path of a file of CUDA C++, PTX (`.ptx`) or machine code (`.cubin`); PTX as a str; machine code as
         bytes; or a `cupy.RawKernel`, `cupy.RawModule` or `cupy.ElementwiseKernel`.
       name: the kernel's name, such as "scale_add" or "filters::blur".  A `RawKernel` and an `ElementwiseKernel` have their own.
-      grid, block: the numbers of blocks and of threads of a block, one to three each.  An `ElementwiseKernel` has its own, and `out`, too.
-      out: what has the shape and dtype of the result, such as `jax.ShapeDtypeStruct`; a tuple of several.
-      shared: bytes of dynamic shared memory of a block.
-      cluster: the blocks of a cluster along each axis (compute capability 9.0); None: there are none.
-      scalars: those by name that a call need not pass, such as `lambda x: dict(n=x.size)`.
+      grid, block: the number of blocks, and of threads per block: one to three ints each.  An `ElementwiseKernel` has its own, and its own
+        `out`.
+      out: an object with the shape and dtype of the result, such as a `jax.ShapeDtypeStruct`, or a tuple of several.
+      shared: bytes of dynamic shared memory per block.
+      cluster: the blocks of a cluster along each axis (compute capability 9.0 and newer), or None for no clusters.
+      scalars: default values of scalars, by name, such as `lambda x: dict(n=x.size)`.
       options: further options of NVRTC, such as "-use_fast_math".
       includes: folders for `#include`.
       templates: the template's arguments: numbers, C++ types as str, or dtypes.
-      aliases: operand -> result that takes its place: the kernel has one pointer for both, and changes it.  XLA copies the operand if it is
-        read later.
-      parameters: the parameters in C++, such as "const float* x, float* y, int n", where the source does not show them: in PTX and machine
+      aliases: operand -> the result that shares its buffer.  The kernel has one pointer for both, and updates it in place.  XLA copies the
+        operand if it is read later.
+      parameters: the parameters in C++, such as "const float* x, float* y, int n", if the source does not show them: for PTX and machine
         code, and if an included file or a macro defines the kernel.
 
     Raises:
       TypeError: an argument has the wrong type.
       ValueError: the source has no such kernel.
+      FileNotFoundError: `source` is a path without a file.
+      NotImplementedError: a cupy kernel uses cooperative groups, `loop_prep` or `after_loop`.
 
     Examples:
       >>> source = '''
@@ -481,7 +487,7 @@ def cuda_kernel(
     except ValueError as error:
         raise ValueError(f"cuda_kernel: {error}") from None
     if text and known is None:
-        have = f"it has {signature.names(text)}; `parameters` tells those of an included one"
+        have = f"it has {signature.names(text)}; for an included kernel, pass `parameters`"
         raise ValueError(f"cuda_kernel: the source has no __global__ function {name}, {have}")
     if not text and (templates or options or includes):
         raise ValueError(f"cuda_kernel: {name} is compiled code, want neither options, includes nor templates")
@@ -491,7 +497,7 @@ def cuda_kernel(
         raise ValueError(f"cuda_kernel: {name} is compiled code, want its `parameters` in C++, such as 'const float* x, float* y, int n'")
     names = [each.name for each in known if not each.pointer]
     if "" in names or len({*names}) < len(names):
-        raise ValueError(f"cuda_kernel: scalars of {name} have the names {names}, want one for each")
+        raise ValueError(f"cuda_kernel: scalars of {name} have the names {names}, want a different name for each")
     return CudaKernel(
         name,
         source=text,
@@ -513,7 +519,7 @@ def _read(source: Any, name: str) -> tuple[str, str | bytes, str]:
         file, source = os.path.abspath(path), path.read_bytes() if path.suffix == ".cubin" else path.read_text()
     if isinstance(source, bytes):
         if not source.startswith(b"\x7fELF"):
-            raise ValueError(f"cuda_kernel: {name} is given as bytes that are no machine code, want a cubin; source and PTX are a str")
+            raise ValueError(f"cuda_kernel: {name} is given as bytes that are not machine code, want a cubin, or source or PTX as a str")
         return "", source, file
     if not isinstance(source, str):
         raise TypeError(

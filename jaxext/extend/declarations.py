@@ -55,7 +55,7 @@ def form_labels(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
     for slot, of_slot in labels.items():
         for label in of_slot:
             if sum(label in others for others in labels.values()) == 1:
-                raise ValueError(f"define: label {label} of {name} stands in {slot} alone, want it in two slots or three")
+                raise ValueError(f"define: label {label} of {name} is in {slot} only, want it in two slots or three")
     return labels
 
 
@@ -65,8 +65,8 @@ def refuse_where_vmap_cannot_map(form: Form) -> None:
     for among in (*itertools.combinations(labels, 2), tuple(labels)):
         if not any({slot for slot in labels if label in labels[slot]} == set(among) for label in form.free):
             raise ValueError(
-                f"define: {form.name} has no label in exactly {', '.join(among)}, where vmap would put an axis of these: give it one, which"
-                " has rank 0 in the calls that need none"
+                f"define: {form.name} has no label in exactly {', '.join(among)}, where vmap would add an axis to these: want one, which"
+                " has rank 0 in calls that do not use it"
             )
 
 
@@ -101,7 +101,7 @@ def operation_labels(
     of_results = [*outputs.values(), *further.values()]
     for label in everywhere:
         if not any(label in of for of in inputs.values()):
-            raise ValueError(f"operation: label {label} of {name} stands in no operand, so its size is unknown, want it in one")
+            raise ValueError(f"operation: label {label} of {name} is in no operand, so its size is unknown, want it in one")
     kept = tuple(label for label in everywhere if label in unsharded or not all(label in of for of in of_results))
     if both := [label for label in independent if label in kept]:
         raise ValueError(f"operation: independent has {both[0]!r}, want none that is in `unsharded` or that a result of {name} lacks")
@@ -123,7 +123,9 @@ def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None
         return
     first = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)][: len(operands)]
     if first != list(operands) and {*first} == {*operands}:
-        raise ValueError(f"operation: operands of {name} are in the order {list(operands)}, want {first} as the reference takes them")
+        raise ValueError(
+            f"operation: operands of {name} are in the order {list(operands)}, want {first}, the order of the reference's parameters"
+        )
     for each in parameters:
         if each.name in ("implementation", "ranks") and each.name not in operands:
             raise ValueError(
@@ -134,7 +136,7 @@ def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None
 def refuse_kernels(name: str, kernels: Any) -> None:
     """Raise if the kernels of a declaration are no `CudaKernel`s by name."""
     if kernels is not None and not (isinstance(kernels, Mapping) and all(isinstance(each, CudaKernel) for each in kernels.values())):
-        raise TypeError(f"operation: kernels of {name} is {format_value(kernels)}, want a dict of names and what `cuda_kernel` returned")
+        raise TypeError(f"operation: kernels of {name} is {format_value(kernels)}, want a dict of names and results of `cuda_kernel`")
 
 
 def _words(function: str, name: str, array: str, text: str) -> Labels:
@@ -145,7 +147,7 @@ def _words(function: str, name: str, array: str, text: str) -> Labels:
     for label in words:
         if not re.fullmatch("[A-Z][A-Za-z]*", label) or words.count(label) > 1:
             raise ValueError(
-                f"{function}: {array} of {name} is {format_value(text)}, want different words of letters that begin with a capital"
+                f"{function}: {array} of {name} is {format_value(text)}, want different words of letters that begin with a capital letter"
             )
     return words
 
@@ -158,7 +160,9 @@ def refuse_implementation(implementation: Implementation) -> None:
     cls, name = type(implementation), implementation.name
     for old, new in (("supports", "refuses"), ("gains", "not_preferred")):
         if hasattr(implementation, old):
-            raise TypeError(f"register: {name} has a method `{old}`, which nothing asks, want it as `{new}`: None, or the reason")
+            raise TypeError(
+                f"register: {name} has a method `{old}`, which jaxext does not call, want `{new}`, which returns a reason or None"
+            )
     if cls.plan is Implementation.plan:
         for method in ("refuses", "run"):
             if getattr(cls, method) is getattr(Implementation, method):

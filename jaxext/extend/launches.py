@@ -86,7 +86,7 @@ def number(kernel: str, parameter: Parameter, value: Any) -> Number:
     except OverflowError:  # an integer beyond all floats
         made = np.asarray(np.inf, dtype)
     if dtype.kind in "fV" and not np.isfinite(made) and math.isfinite(value):  # type: ignore[arg-type]
-        raise ValueError(f"{what} is {value}, want a {parameter.type}, which is too small for it")
+        raise ValueError(f"{what} is {value}, want a number in the range of {parameter.type}")
     return Number(dtype, made.tobytes())
 
 
@@ -98,7 +98,7 @@ def sizes(kernel: str, what: str, given: Any) -> Sizes:
     x, y, z = (*map(int, along), 1, 1)[:3]
     for axis, size, most in zip("xyz", (x, y, z), _LIMITS[what], strict=True):
         if not 1 <= size <= most:
-            raise ValueError(f"{kernel}: {what} is {given}, along {axis} {size}, want 1 to {most}")
+            raise ValueError(f"{kernel}: {what} is {given}, {size} along {axis}, want 1 to {most}")
     return x, y, z
 
 
@@ -119,7 +119,7 @@ def shaped(kernel: str, out: Any) -> tuple[ShapedArray, ...]:
         raise TypeError(f"{kernel}: out is empty, want one result or more")
     for y in results:
         if not (hasattr(y, "shape") and hasattr(y, "dtype")):
-            raise TypeError(f"{kernel}: out is {format_value(y)}, want what has a shape and a dtype, such as jax.ShapeDtypeStruct")
+            raise TypeError(f"{kernel}: out is {format_value(y)}, want an object with a shape and a dtype, such as a jax.ShapeDtypeStruct")
     return tuple(ShapedArray(y.shape, jax.dtypes.canonicalize_dtype(y.dtype)) for y in results)
 
 
@@ -130,7 +130,7 @@ def refuse_compiled(kernel: str, types: Sequence[Parameter] | None, entry: Entry
     """
     passed = launch.passed()
     if len(entry.sizes) != len(passed):
-        raise TypeError(f"{kernel}: the compiled kernel has {len(entry.sizes)} parameters, and the call passes {len(passed)}")
+        raise TypeError(f"{kernel}: the compiled kernel has {len(entry.sizes)} parameters, but the call passes {len(passed)}")
     for i, (size, (pointer, dtype)) in enumerate(zip(entry.sizes, passed, strict=True)):
         wanted = 8 if pointer else dtype.itemsize
         declared = types[i] if types else None
@@ -138,9 +138,11 @@ def refuse_compiled(kernel: str, types: Sequence[Parameter] | None, entry: Entry
         if size != wanted or other_type:
             have = f"{declared}, {size} bytes" if declared else f"{size} bytes"
             want = f"a pointer to {dtype}" if pointer else f"{dtype}, {wanted} bytes"
-            raise TypeError(f"{kernel}: parameter {i} is compiled as {have}, and the call passes {want}")
+            raise TypeError(f"{kernel}: parameter {i} is compiled as {have}, but the call passes {want}")
     if entry.threads is not None and math.prod(launch.block) > entry.threads:
-        raise ValueError(f"{kernel}: block is {launch.block}, {math.prod(launch.block)} threads, the source allows {entry.threads}")
+        raise ValueError(
+            f"{kernel}: block is {launch.block}, {math.prod(launch.block)} threads, want at most {entry.threads}, as the source declares"
+        )
     if entry.cluster is not None and (*entry.cluster, 1, 1)[:3] != launch.cluster:
         raise ValueError(f"{kernel}: cluster is {launch.cluster}, want {(*entry.cluster, 1, 1)[:3]} as the source declares")
 

@@ -161,7 +161,7 @@ def _parameter(text: str) -> Parameter:
     words = [word for word in plain.split() if word != "*"]
     stars = plain.count("*") + (array is not None)
     if "&" in plain or "(" in plain or stars > 1:
-        raise ValueError(f"parameter {text!r} is neither a pointer to numbers nor a scalar, which are all that a call passes")
+        raise ValueError(f"parameter is {text!r}, want a pointer to numbers, or a scalar")
     name = ""
     if len(words) > 1 and words[-1] not in _OF_INTEGERS and re.fullmatch(r"\w+", words[-1]):
         name = words.pop()

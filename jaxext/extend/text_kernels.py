@@ -49,8 +49,8 @@ class Launched(Implementation):
             name for name, array in zip(pointers, [*inputs, *results], strict=False) if name != array and name in (*inputs, *results)
         ]:
             raise ValueError(
-                f"register: pointer {swapped[0]} of {kernel!r} would get another array than the operand or result of its name: want all"
-                f" pointers named as those, or in the order {[*inputs, *results]}"
+                f"register: pointer {swapped[0]} of {kernel!r} would not get the operand or result of its name: want every pointer to"
+                f" have the name of one, or the order {[*inputs, *results]}"
             )
         self.inputs, self.results = inputs, results
 

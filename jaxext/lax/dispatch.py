@@ -31,11 +31,11 @@ _invariant = user_context("use_invariant", False)
 
 @in_parentheses('use_implementation("xla")')
 def use_implementation(name: str | None) -> Scope:
-    """A context in which every jaxext operation and its gradients use the implementation `name` (None: select automatically).
+    """A context in which every jaxext operation and its gradients use the implementation `name`.  None selects automatically.
 
-    It is a context manager (`with use_implementation("xla"): ...`) and a function decorator (`@use_implementation("xla")`).
+    Use it as `with use_implementation("xla"): ...` or as a decorator, `@use_implementation("xla")`.
 
-    An `implementation=` argument at the call takes precedence.  Calling an operation that has no implementation of this name raises
+    An `implementation=` argument of a call takes precedence.  Calling an operation that has no implementation of this name raises
     ValueError.  The context is part of `jax.jit`'s cache key.
 
     Raises:
@@ -49,59 +49,61 @@ def use_implementation(name: str | None) -> Scope:
 
 @in_parentheses("use_invariant()")
 def use_invariant() -> Scope:
-    """A context in which the bits of a row of a result do not depend on the other rows: the same for each size of a batch.
+    """A context in which a row of a result is bitwise identical whatever the other rows of the batch are, and however many there are.
 
-    It is a context manager (`with use_invariant(): ...`) and a function decorator (`@use_invariant()`), and part of `jax.jit`'s cache key.
+    Use it as `with use_invariant(): ...` or as a decorator, `@use_invariant()`.  The context is part of `jax.jit`'s cache key.
 
-    Rows are those of the first operand of a matrix product, images of a convolution, and what vmap maps in them; the second operand are
-    weights.  The bits of a row depend neither on how many rows there are, nor on its place among them, nor on how many devices share them.
-    That holds for the results of matrix products and convolutions, `linear`, `gated_linear_unit` and `conv_bias_act` too, and for their
-    gradients in the first operand, of any order.  It does not hold for the gradient of weights, which is a sum over rows, and the product
-    of two operands whose first axes are contracted, which is the same product; for columns of the second operand; and for sums over axes
-    that devices share.
+    The rows are those of the first operand of a matmul, the images of a convolution, and the examples that `vmap` maps over them; the
+    second operand holds the weights.  A row's bits do not depend on the number of rows, on its position among them, or on the number of
+    devices that share them.  This holds for matmuls, convolutions, `linear`, `gated_linear_unit` and `conv_bias_act`, and for their
+    gradients in the first operand, of any order.  It does not hold for:
 
-    Its cost is described in https://github.com/jaxext/jaxext/blob/main/docs/invariant.md.
+    - the gradient of the weights, which is a sum over rows, and any matmul that contracts the first axes of both operands, which is the
+      same operation
+    - the columns of the second operand
+    - sums over axes that are split over devices
+
+    https://github.com/jaxext/jaxext/blob/main/docs/invariant.md describes the cost.
 
     Raises:
-      NotImplementedError: raised by an operation inside, if it has no such form, or if a size is symbolic.
+      NotImplementedError: raised by an operation inside that has no invariant form, or if a size is symbolic.
     """
     return Scope("use_invariant", _invariant, True)
 
 
 @in_parentheses("slices_in_place()")
 def slices_in_place() -> Scope:
-    """A context in which GPU kernels read slices of larger arrays where they lie, and write results into larger arrays.
+    """A context in which GPU kernels read slices of larger arrays in place, and write results into larger arrays, without copies.
 
-    It is a context manager (`with slices_in_place(): ...`) and a function decorator (`@slices_in_place()`), and part of `jax.jit`'s cache
-    key.
+    Use it as `with slices_in_place(): ...` or as a decorator, `@slices_in_place()`.  The context is part of `jax.jit`'s cache key.
 
-    Outside, XLA copies a slice before a kernel reads it, such as the weight of a layer in a `lax.scan` over stacked parameters, and copies
-    a result into its place, such as that weight's gradient.  Inside, XLA from jaxlib 0.11.2 on passes the address of the slice, if its
-    index is a constant or follows from a loop's counter.  With an older one, for other indices, and for other implementations, a slice is
-    copied as before.
+    Outside the context, XLA copies a slice before a kernel reads it, such as a layer's weight in a `lax.scan` over stacked parameters.  It
+    also copies a kernel's result into a larger array, such as that weight's gradient.  Inside the context, XLA from jaxlib 0.11.2 on
+    passes the address of the slice if its index is a constant or follows from a loop counter.  Slices are still copied with older jaxlibs,
+    for other indices and for other implementations.
 
-    Kernels want each array to begin at a multiple of 16 bytes.  A layer of a stacked array does, since XLA (of jaxlib 0.11.2 and 0.12)
-    passes no slice whose size is no multiple of 128 bytes.  A slice of a vector of all parameters may begin anywhere: use no such slice
-    inside.
+    Kernels require each array to start at a multiple of 16 bytes.  A layer of a stacked array does, because XLA (of jaxlib 0.11.2 and
+    0.12) only passes slices whose size is a multiple of 128 bytes.  A slice of a flat vector of all parameters may start anywhere, so do
+    not use one inside this context.
 
     Raises:
-      jax.errors.JaxRuntimeError: raised when a program runs, if an array of a kernel begins elsewhere.
+      jax.errors.JaxRuntimeError: raised when a program runs, if an array of a kernel starts at another address.
     """
     return Scope("slices_in_place", _slices_in_place, True)
 
 
 @in_parentheses("in_place_of_lax()")
 def in_place_of_lax() -> Scope:
-    """A context in which jaxext's products replace lax's, for models that do not let you pass in an operation.
+    """A context in which jaxext's operations replace lax's, for models that do not let you pass in an operation.
 
-    It is a context manager (`with in_place_of_lax(): ...`) and a function decorator (`@in_place_of_lax()`).
+    Use it as `with in_place_of_lax(): ...` or as a decorator, `@in_place_of_lax()`.
 
     Every `dot_general`, `ragged_dot_general`, `scaled_dot` and `conv_general_dilated` of `jax.lax` that is traced or run inside becomes
-    the jaxext operation, also when called by a library (`jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox).  It uses the
-    implementation set by `use_implementation`.  The context belongs to this thread and is part of `jax.jit`'s cache key.
+    the jaxext operation.  This includes calls from libraries: `jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox.  They use the
+    implementation set by `use_implementation`.  The context applies to the current thread and is part of `jax.jit`'s cache key.
 
-    Do not use it around code that interprets lax's products itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet`
-    do not know jaxext's.  Policies of `jax.checkpoint` recognise them only through `jaxext.checkpoint_policies`.
+    Do not use it around code that interprets lax's primitives itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet`
+    do not know jaxext's.  For `jax.checkpoint`, use the policies of `jaxext.checkpoint_policies`.
     """
     for family in families.values():
         if family.replaced is not None:
@@ -205,8 +207,8 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
         return implementation
     if family.weights is None:
         raise NotImplementedError(
-            f"{operation}: inside use_invariant, which keeps the rows of matmul, dot_general, convolutions, linear, gated_linear_unit and "
-            "conv_bias_act alone, want one of these, or call it outside"
+            f"{operation}: not supported inside use_invariant, want matmul, dot_general, a convolution, linear, gated_linear_unit or "
+            "conv_bias_act, or a call outside"
         )
     return Invariant(implementation)
 

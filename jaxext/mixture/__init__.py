@@ -83,34 +83,34 @@ def moe(
 ) -> Any:  # fmt: skip
     """Mixture of experts: y = Σ_j weights[j] (activation(x w_gate[e]) (x w_up[e])) w_down[e], e = indices[j], for each row x.
 
-    The router is yours: `weights, indices = jax.lax.top_k(scores, k)`.  Each row is multiplied by the matrices of its experts alone.
+    The router is yours: `weights, indices = jax.lax.top_k(scores, k)`.  Each row is multiplied by the matrices of its own experts only.
 
-    An index outside 0 to E - 1 chooses no expert, and contributes zero.  Its weight is not read, and its row only if another of the row's
-    indices chooses an expert: NaN in them reaches no other result and no gradient.
+    An index outside 0 to E - 1 chooses no expert and contributes zero.  Its weight is not read, and its row only if another of the row's
+    indices chooses an expert.  So a NaN there reaches no other result and no gradient.
 
     Args:
       x: shape (..., D), floating-point.
       indices: shape (..., k), integers: the experts of each row.
       weights: shape (..., k): their weights.
-      w_gate: shape (E, D, F).  None: no gate, so activation(x w_up[e]) w_down[e], or the gate is in w_up.
-      w_up: shape (E, D, F), or (E, D, 2, F) with the gate first, as for `ragged_gated_linear_unit`, whose kernel computes both at once.
-      w_down: shape (E, F, D).  Each of the three may be a `Quantized` with three axes and without a zero point, such as
-        `quantization.quantize(w_down)`: its product is a `ragged_scaled_dot`.
+      w_gate: shape (E, D, F).  None: w_up includes the gate, or there is none, and an expert is activation(x w_up[e]) w_down[e].
+      w_up: shape (E, D, F), or (E, D, 2, F) with the gate first, as in `ragged_gated_linear_unit`, whose kernel computes both at once.
+      w_down: shape (E, F, D).  Each of the three matrices may be a `Quantized` with three axes and no zero point, such as
+        `quantization.quantize(w_down)`.  `ragged_scaled_dot` then multiplies by it.
       activation: as in `linear`.
-      capacity: how many choices an expert takes at most: the first ones, in the order of the rows, and of j within a row.  Others
+      capacity: the largest number of choices that an expert takes: the first ones, in the order of the rows, then of j.  The others
         contribute zero.  None drops nothing.
-      axis_name: inside `jax.shard_map` or `jax.pmap`, the axis over which the experts are split, or a tuple of axes in mesh order.  The
-        matrices are those of E/n experts, device i having experts i E/n up to (i + 1) E/n, and `indices` count all E.  Rows go to the
-        devices of their experts once, and come back once; many rows go in two halves, of which neither waits for the other.
-        `capacity` then counts the choices of each device for each expert, so an expert takes up to n times as many.
-      return_dropped: whether to return (y, dropped): dropped has the shape of `indices`, and is True for the choices that contribute
-        nothing, for want of capacity or of an expert.
+      axis_name: inside `jax.shard_map` or `jax.pmap`, the axis over which the experts are split, or a tuple of axes in mesh order.  Device
+        i of n has the matrices of experts i E/n up to (i + 1) E/n, and `indices` count all E experts.  Each row is sent to the devices of
+        its experts once, and back once.  Many rows are sent in two halves, so that one half is computed while the other is sent.
+        `capacity` counts the choices of each device for each expert, so an expert takes up to n times as many.
+      return_dropped: whether to return (y, dropped).  `dropped` has the shape of `indices`, and is True for choices that
+        contribute nothing, because they exceed the capacity or choose no expert.
       precision: as in `jax.lax.dot_general`.
       implementation: as in `ragged_linear`.
 
     Returns:
-      the shape of x, of the dtype that x and the matrices that are not quantised have together; bfloat16 for rows of 8 bits beside
-      quantised ones.  The sum over j is taken in float32 for 16 bits.
+      the shape of x, with the promoted dtype of x and the matrices that are not quantised, or bfloat16 if that has 8 bits and a matrix is
+      quantised.  For 16-bit dtypes the sum over j is in float32.
 
     Examples:
       >>> x, w = jnp.ones((3, 2)), jnp.stack([jnp.eye(2), 2 * jnp.eye(2)])
@@ -121,9 +121,9 @@ def moe(
       [[False, False], [True, True], [True, True]]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `capacity` is not an int; `activation` is neither a
-        str nor a function.
-      ValueError: `activation` or `implementation` is unknown; the capacity is negative; `axis_name` lists axes in another order.
+      TypeError: an argument has the wrong type, shape or dtype.
+      ValueError: `activation` or `implementation` is unknown; the capacity is negative; `axis_name` lists axes in another order than the
+        mesh.
       NameError: no `shard_map` or `pmap` around the call binds the axis.
       NotImplementedError: the named implementation does not support the call.
     """
@@ -173,7 +173,8 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
             raise TypeError(f"moe: {argument} is {of.dtype}, want floating-point numbers{hint}")
         elif argument not in (*others, "x") and of.dtype != x.dtype and 1 in (of.dtype.itemsize, x.dtype.itemsize):
             raise TypeError(
-                f"moe: {argument} is {of.dtype} and x is {x.dtype}, want one dtype, wider numbers, or a Quantized with its scales"
+                f"moe: {argument} is {of.dtype} and x is {x.dtype}, want the same dtype, dtypes of 16 bits or more, or a Quantized with its"
+                " scales"
             )
     if x.ndim == 0:
         raise TypeError("moe: x has the shape (), want (..., D)")
@@ -198,7 +199,7 @@ def _refuse(arrays: Mapping[str, jax.Array], capacity: Any) -> None:
         raise TypeError(f"moe: w_up has the shape {up.shape}, w_down {down.shape}, want {wanted}")
     refuse_shape("moe", "w_down", down, (up.shape[0], up.shape[-1], x.shape[-1]), "(E, F, D)")
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
-        raise TypeError(f"moe: capacity is {format_value(capacity)}, want a number of rows or None")
+        raise TypeError(f"moe: capacity is {format_value(capacity)}, want an int or None")
     if capacity is not None and capacity < 0:
         raise ValueError(f"moe: capacity is {capacity}, want 0 or more")
 

@@ -1,8 +1,8 @@
-"""Distributed products for use inside `jax.shard_map`, and a cost model for shardings.
+"""Distributed operations for use inside `jax.shard_map`, and a cost model for shardings.
 
 `jit` splits jaxext's operations over devices by itself.  This package is for explicit control: matmuls that overlap an all-gather or a
-reduce-scatter, experts that are split over devices, convolutions with halo exchange, also along time, and the bytes that each sharding
-sends.
+reduce-scatter, mixtures whose experts are split over devices, convolutions with halo exchange along space or time, and the bytes that each
+sharding sends.
 """
 
 from jaxext.parallel.collective_matmul import all_gather_matmul, matmul_reduce_scatter

@@ -50,12 +50,11 @@ def all_gather_matmul(
 ) -> jax.Array:
     """All-gather the rows of `x` along `axis_name` and multiply them by `w`, overlapping communication and computation.
 
-    Equals `matmul(lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True), w)`, computed as n products and n - 1 permutes to a
-    neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the gathered rows, like an
-    all-gather.
+    Equals `matmul(lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True), w)`, computed as n matmuls and n - 1 permutes to a neighbour.
+    Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the gathered rows, like an all-gather.
 
     Args:
-      x: shape (..., M/n, K), this device's rows, of any dtype that `jaxext.matmul` takes.
+      x: shape (..., M/n, K), this device's rows, of any dtype that `jaxext.matmul` accepts.
       w: shape (..., K, N), this device's matrix.  It may differ between devices, such as columns of a larger matrix.  Leading axes
         broadcast against those of `x`.
       axis_name: a mesh or pmap axis, or a tuple of axes in mesh order, treated as one.
@@ -64,9 +63,8 @@ def all_gather_matmul(
     Returns:
       shape (..., M, N), of the dtype of `jaxext.matmul`, the rows in the order of the devices.  It varies over `axis_name`.
 
-    All transformations of `jaxext.matmul` and `lax.ppermute` are supported, including forward and reverse derivatives of any order.  The
-    gradient of `x` is a `matmul_reduce_scatter`.  The gradient of `w` keeps the gathered rows, as after an all-gather.  Under
-    `jax.checkpoint` the rows are gathered again instead, also overlapped.
+    All transformations and derivatives of any order are supported.  The gradient of `x` is a `matmul_reduce_scatter`.  The gradient of `w`
+    keeps the gathered rows, as after an all-gather.  Under `jax.checkpoint` it gathers them again instead, also overlapped.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices(), ("i",))
@@ -99,13 +97,12 @@ def matmul_reduce_scatter(
 ) -> jax.Array:
     """Sum `x @ w` over the devices along `axis_name` and keep this device's rows, overlapping computation and communication.
 
-    Equals `lax.psum_scatter(matmul(x, w), axis_name, scatter_dimension=x.ndim - 2, tiled=True)`, computed as n products and n - 1
-    permutes to a neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the product, like a
-    reduce-scatter.
+    Equals `lax.psum_scatter(matmul(x, w), axis_name, scatter_dimension=x.ndim - 2, tiled=True)`, computed as n matmuls and n - 1 permutes
+    to a neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the result of the matmul,
+    like a reduce-scatter.
 
     Args:
-      x: shape (..., M, K), this device's columns of a larger matrix, of any dtype that `jaxext.matmul` takes.  n must
-        divide M.
+      x: shape (..., M, K), this device's columns of a larger matrix, of any dtype that `jaxext.matmul` accepts.  n must divide M.
       w: shape (..., K, N), this device's rows of a larger matrix.  Leading axes broadcast against those of `x`.
       axis_name: a mesh or pmap axis, or a tuple of axes in mesh order, treated as one.
       precision, preferred_element_type, implementation: as in `jaxext.matmul`.  The n parts are sent and added in the dtype of the result,
@@ -115,8 +112,8 @@ def matmul_reduce_scatter(
     Returns:
       shape (..., M/n, N), of the dtype of `jaxext.matmul`.  It varies over `axis_name`.
 
-    All transformations of `jaxext.matmul` and `lax.ppermute` are supported, including forward and reverse derivatives of any order.  The
-    gradient of `x` is an `all_gather_matmul`.  The gradient of `w` keeps a copy of `x`.
+    All transformations and derivatives of any order are supported.  The gradient of `x` is an `all_gather_matmul`.  The gradient of `w`
+    keeps a copy of `x`.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices(), ("i",))

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxext._messages import format_value
+from jaxext._messages import dtype_named, format_value
 from jaxext.core.form import Form, owner
 from jaxext.core.window import Window, dilate, labels, meetings
 from jaxext.parallel.shards import halo, senders
@@ -56,7 +56,7 @@ class Collective:
 
     @property
     def wire(self) -> float:
-        """Bytes that each device sends."""
+        """The bytes that each device sends."""
         return _RING[self.kind](self.devices) * self.bytes
 
 
@@ -71,7 +71,7 @@ class Cost:
 
     @property
     def wire(self) -> float:
-        """Bytes that each device sends."""
+        """The bytes that each device sends."""
         return sum(collective.wire for collective in self.collectives)
 
 
@@ -214,22 +214,23 @@ def cost(
       form: "matmul", "conv1d", "conv2d", "conv3d", or the name of a form declared by `jaxext.extend.define`.
       sharding: label -> the number of devices that split it.  The numbers of several labels multiply.  A spatial axis is named by the
         input's label (D, H, W), and its output is split alike.
-      sizes: label -> elements of the whole arrays.  The output's spatial sizes are derived.  Labels in all three slots (B, G) default to 1.
-        C and K of a convolution are per group.
-      dtype: of operands and result.
-      window_strides, padding, lhs_dilation, rhs_dilation: of the convolution, as in `jax.lax.conv_general_dilated`.
-      spatial: how a split spatial axis is computed.  "halo": each device computes its part, as in
-        `jaxext.parallel.halo_conv`.  "gather": each device computes the whole axis, as under `jit`.
-      scattered: slot -> the label along which its replicas are scattered.  {"a": "M"} with N split is `all_gather_matmul`, {"c": "M"} with
-        K split is `matmul_reduce_scatter`, and {"b": "K"} with M split is data parallelism with scattered parameters ("FSDP", "ZeRO").  The
-        two collective matmuls send the same bytes in n-1 collective-permutes.  Under `jit` XLA decides what to gather, and may send more.
-      sent: slot -> (label, split label): outside of the product the devices that split the one label of the slot split the other one.  With
-        B, the experts, split, {"a": ("M", "B"), "c": ("M", "B")} sends rows to their experts and results back, as
-        `jaxext.parallel.expert_parallel` does where every expert has as many rows, and as many of each device.
+      sizes: label -> elements of the whole arrays.  The output's spatial sizes are derived.  Labels in all three slots (B, G) default to
+        1.  C and K of a convolution are per group.
+      dtype: the dtype of operands and result.
+      window_strides, padding, lhs_dilation, rhs_dilation: as in `jax.lax.conv_general_dilated`.
+      spatial: how a split spatial axis is computed.  "halo": each device computes its part, as in `jaxext.parallel.halo_conv`.  "gather":
+        each device computes the whole axis, as under `jit`.
+      scattered: slot -> the label along which its replicas are scattered. {"a": "M"} with N split is `all_gather_matmul`, {"c": "M"} with
+        K split is `matmul_reduce_scatter`, and {"b": "K"} with M split is data parallelism with scattered parameters ("FSDP", "ZeRO").
+        The two collective matmuls send the same bytes in n-1 collective-permutes.  Under `jit` XLA decides what to gather, and may send
+        more.
+      sent: slot -> (label, split label): outside of the form, the devices that split the second label split the first instead.  With B,
+        the experts, split, {"a": ("M", "B"), "c": ("M", "B")} sends rows to their experts and results back, as
+        `jaxext.parallel.expert_parallel` does if all experts have equally many rows, and equally many from each device.
 
     Returns:
-      role -> its `Cost`: `flops`, bytes `held` of each slot, `collectives` with their kind, group and bytes, and bytes on the `wire`.
-      Roles are independent: a training step may also reuse for wgrad the input that fprop gathered, with its halo.
+      role -> its `Cost`: `flops`, bytes `held` by each slot, `collectives` with their kind, group and bytes, and bytes on the `wire`.
+      Roles are independent: in a training step, wgrad may also reuse the input that fprop gathered, with its halo.
 
     Examples:
       >>> step = cost("matmul", {"M": 8}, sizes=dict(M=65536, K=8192, N=28672), dtype="bfloat16")  # data parallelism
@@ -237,8 +238,9 @@ def cost(
       ((), 'all-reduce', 784.0)
 
     Raises:
-      ValueError: a form, label, slot or option is unknown; a size is missing or not divisible by its parts; a scattered slot is
-        not replicated; a sent slot lacks a label; or jax.lax does not know the padding.
+      TypeError: `dtype` is not a dtype.
+      ValueError: a form, label, slot or option is unknown; a size is missing or not divisible by its parts; a scattered slot is not
+        replicated; a sent slot lacks a label; `padding` is invalid.
     """
     known = forms()
     if not isinstance(form, str) or form not in known:
@@ -261,7 +263,7 @@ def cost(
         scattered=dict(scattered or {}),
         sent=dict(sent or {}),
         gathers=spatial == "gather",
-        itemsize=jnp.dtype(dtype).itemsize,
+        itemsize=dtype_named("cost", "dtype", dtype).itemsize,
     )
     split.check()
     return {role: split.cost(open, role) for open, role in product.roles.items()}
@@ -293,6 +295,8 @@ def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int]
     strides, lhs_dilation, rhs_dilation = (tuple(_positive(name, n) for n in entries or (1,) * rank) for name, entries in steps.items())
     input, filter = (tuple(sizes[label] for label in names) for names in (inputs, filters))
     if isinstance(padding, str):
+        if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
+            raise ValueError(f"cost: padding is {format_value(padding)}, want 'SAME', 'SAME_LOWER', 'VALID' or (low, high) pairs")
         dilated = tuple(map(dilate, input, lhs_dilation)), tuple(map(dilate, filter, rhs_dilation))
         padding = lax.padtype_to_pads(*dilated, strides, padding) if rank else ()
     pads = tuple((operator.index(low), operator.index(high)) for low, high in padding)

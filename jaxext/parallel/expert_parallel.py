@@ -43,26 +43,27 @@ def expert_parallel(
 ) -> jax.Array:
     """Apply a mixture's experts, which are split over `axis_name`, to the rows of this device.
 
-    Equals `experts(x, w, group_sizes)` with the weights of all devices.  Call it inside `jax.shard_map` or `jax.pmap`.  Each row is sent to
-    the device of its expert and its result back: what lies between, such as two products and an activation, needs no more communication.
+    Equals `experts(x, w, group_sizes)` with the weights of all devices.  Call it inside `jax.shard_map` or `jax.pmap`.  Each row is sent
+    to the device of its expert, and its result is sent back.  `experts` itself, such as two matmuls and an activation, needs no further
+    communication.
 
     Args:
-      experts: `experts(x, w, group_sizes)` gives a row for each row of x, in any shape after the first axis.  Rows are sorted by
-        expert, and `group_sizes` counts those of each, as for `jaxext.ragged_dot`, of which it is usually made.  Rows after the last
-        group are zero.  It is called with the experts of one device.
-      x: shape (M, ...), this device's rows, of any dtype, sorted by expert, over all experts.
+      experts: a function `experts(x, w, group_sizes)` that returns one row for each row of x, of any shape after the first axis.  Rows are
+        sorted by expert, and `group_sizes` counts those of each, as in `jaxext.ragged_dot`.  Its rows after the last group are ignored.
+        It is called with the experts of one device.
+      x: shape (M, ...), this device's rows, of any dtype, sorted by expert, for all E experts.
       w: a pytree of arrays of shape (E/n, ...), the weights of this device's experts.  Device i has experts i E/n up to (i + 1) E/n.
-      group_sizes: shape (E,), integers: how many rows of x each of all experts has.
+      group_sizes: shape (E,), integers: the number of rows of x for each of all experts.
       axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
-      capacity: how many rows, at most, a device sends to another one.  Rows beyond it are dropped, those of the last experts first: their
-        results and gradients are zero.  None stands for M, which drops none.  A device has memory for n times as many rows.
+      capacity: the largest number of rows that a device sends to another.  Rows beyond it are dropped, the last experts' first: their
+        results and gradients are zero.  None means M, which drops none.  A device has memory for n times as many rows.
 
     Returns:
-      shape (M, ...), of the dtype that `experts` gives: the results in the places of their rows.  Rows after the last group are zero and
-      not read.  It varies over `axis_name`.
+      shape (M, ...), of the dtype that `experts` returns: the results in the order of x.  Rows after the last group are zero and not read.
+      It varies over `axis_name`.
 
-    On CPUs all blocks are sent whole, by an all-to-all.  Elsewhere a ragged all-to-all sends no more than the rows.  All transformations of
-    `experts` and of these collectives are supported, including forward and reverse derivatives of any order.
+    On CPUs an all-to-all sends blocks of `capacity` rows.  On other platforms a ragged all-to-all sends only the rows themselves.  All
+    transformations of `experts` and derivatives of any order are supported.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices(), ("i",))
@@ -76,10 +77,10 @@ def expert_parallel(
 
     Raises:
       NameError: no `shard_map` or `pmap` around the call binds the axis.
-      TypeError: `group_sizes` is not of one axis of integers; `x`, or a leaf of w, has no axes; `axis_name` is a list;
-        `capacity` is not an int; `experts` is no function, or gives no array.
-      ValueError: n does not divide the number of experts; a leaf of w has other than E/n of them; the capacity is negative;
-        `experts` gives another number of rows.
+      TypeError: `group_sizes` is not one axis of integers; `x`, or a leaf of w, has no axes; `axis_name` is a list; `capacity` is not an
+        int; `experts` is not a function, or does not return an array.
+      ValueError: n does not divide E; the first axis of a leaf of w is not E/n; the capacity is negative; `experts` returns another number
+        of rows; several axes are not in mesh order.
     """
     name = "expert_parallel"
     n = devices_along(axis_name, f"{name}: axis_name")
@@ -87,7 +88,7 @@ def expert_parallel(
         raise TypeError(f"{name}: experts is {format_value(experts)}, want a function")
     rows, sizes = array_named(name, "x", x), array_named(name, "group_sizes", group_sizes)
     if rows.ndim == 0:
-        raise TypeError(f"{name}: x has shape (), want rows")
+        raise TypeError(f"{name}: x has the shape (), want (M, ...)")
     if sizes.ndim != 1 or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want one axis of integers")
     if len(sizes) % n or not len(sizes):
@@ -99,7 +100,7 @@ def expert_parallel(
             of = f"{len(sizes)} experts on {n} devices"
             raise ValueError(f"{name}: w{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
-        raise TypeError(f"{name}: capacity is {format_value(capacity)}, want a number of rows or None")
+        raise TypeError(f"{name}: capacity is {format_value(capacity)}, want an int or None")
     if capacity is not None and capacity < 0:
         raise ValueError(f"{name}: capacity is {format_value(capacity)}, want 0 or more")
 
@@ -116,9 +117,9 @@ def expert_parallel(
     there = exchange.go(rows, *between)
     y = experts(order.by_expert(there), w, arrived.sum(0, dtype=jnp.int32))
     if not isinstance(y, jax.Array | np.ndarray):
-        raise TypeError(f"{name}: experts gives {format_value(y)}, want an array of {len(there)} rows, as many as it is given")
+        raise TypeError(f"{name}: experts returned {format_value(y)}, want an array of {len(there)} rows, as many as it was given")
     if y.ndim == 0 or len(y) != len(there):
-        raise ValueError(f"{name}: experts gives the shape {y.shape}, want {len(there)} rows, as many as it is given")
+        raise ValueError(f"{name}: experts returned the shape {y.shape}, want {len(there)} rows, as many as it was given")
     return exchange.come_back(order.by_device(y), *between)
 
 

@@ -51,34 +51,35 @@ def halo_conv(
 ) -> jax.Array:
     """Convolution of an image whose spatial axes are split over devices, with halo exchange.
 
-    The result equals `jaxext.conv_general_dilated` of the whole image.  Call it inside `jax.shard_map` or `jax.pmap`, but not over an axis
-    named by `jax.vmap`, whose `ppermute` supports full rings only.  Along each split axis with input H and output P, device i of D holds
+    Equals `jaxext.conv_general_dilated` of the whole image.  Call it inside `jax.shard_map` or `jax.pmap`, but not over an axis named by
+    `jax.vmap`, whose `ppermute` supports full rings only.  Along each split axis with input size H and output size P, device i of D holds
     rows [i·H/D, (i+1)·H/D) of the image and returns rows [i·P/D, (i+1)·P/D) of the result.  Its halo comes from its two neighbours, by one
-    `jax.lax.ppermute` each way, with as many rows on all devices as any needs; what they do not hold comes from further devices, by one
-    for each distance.  The convolution starts when all rows have arrived.
+    `jax.lax.ppermute` each way, of as many rows as the device that needs most.  Rows beyond the neighbours' take one more `ppermute` for
+    each distance.  The convolution starts when all rows have arrived.
 
     Args:
-      x: shape (N, C, H/D, ...), this device's part of the input, of n spatial axes, floating-point or integer; `dimension_numbers` may put
-        the axes in another order.
+      x: shape (N, C, H/D, ...), this device's part of the input, floating-point or integer, with n spatial axes.  `dimension_numbers` may
+        name another order of the axes.
       w: shape (O, I, R, ...), the whole filter.
-      padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, of the whole image.  Negative padding crops.
+      window_strides: as in `jaxext.conv_general_dilated`.
+      padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, for the whole image.  Negative padding crops.
+      lhs_dilation, ..., preferred_element_type: as in `jaxext.conv_general_dilated`.
       axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, a tuple of axes in mesh
         order, or None if it is not split.
-      window_strides, lhs_dilation, rhs_dilation, dimension_numbers: as in `jaxext.conv_general_dilated`.
-      feature_group_count, batch_group_count: as in `jaxext.conv_general_dilated`.
-      precision, preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
+      implementation: as in `jaxext.conv_general_dilated`.
 
     Returns:
-      shape (N, O, P/D, ...), this device's part of the convolution, with the dtype of `jaxext.conv_general_dilated`.  All derivatives are
-      supported, in both modes.  With `check_vma=True` the gradient of a replicated filter is summed over the devices.  With
-      `check_vma=False`, and in `pmap`, the caller must do that `psum`.  If an automatic axis splits the filter's output channels, XLA sums
-      the image's gradient with its halo; a `shard_map` over both axes sends less.
+      shape (N, O, P/D, ...), this device's part of the convolution, with the dtype of `jaxext.conv_general_dilated`.
+
+    All derivatives are supported.  With `check_vma=True` the gradient of a replicated filter is summed over the devices.  With
+    `check_vma=False`, and in `pmap`, the caller must do that `psum`.  If an automatic axis splits the filter's output channels, XLA sums
+    the image's gradient including its halo; a `shard_map` over both axes sends less.
 
     Raises:
       Exception: any error that `jaxext.conv_general_dilated` raises for the whole image.
       ValueError: a mesh axis does not divide an output evenly, or `axis_names` is invalid.
-      TypeError: `axis_names` holds a list of axes.
-      NameError: an axis is not bound.
+      TypeError: `axis_names` contains a list of axes.
+      NameError: no `shard_map` or `pmap` around the call binds an axis.
 
     Examples:
       >>> mesh, split = jax.make_mesh((jax.device_count(),), ("rows",)), jax.P(None, "rows")
@@ -127,19 +128,22 @@ def halo_causal_conv(
 ) -> jax.Array:
     """Causal convolution of this device's part of a sequence or a video that is split along time, along space, or both.
 
-    Equals `jaxext.causal_conv` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`.  Along time each device sends its last steps to
-    the next one, by one `jax.lax.ppermute`, or to as many as read them if it has fewer.  Along space it has a halo, as in `halo_conv`.
+    Equals `jaxext.causal_conv` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`.  Along time each device sends its last steps
+    to the next device by one `jax.lax.ppermute`, or to several devices if one needs more steps than its neighbour has.  Along space it
+    exchanges halos as `halo_conv` does.
 
     Args:
       x: shape (N, T/D, *space/D, C), this device's part.
       w: shape (k_t, *k, C / groups, K), the whole filter.
       axis_names: one entry per axis, time first: the mesh axis that splits it, a tuple of axes in mesh order, or None if it is not split.
-      padding: of the whole space.
+      strides: as in `jaxext.causal_conv`.
+      padding: as in `jaxext.causal_conv`, for the whole space.
+      dilation, groups, transpose: as in `jaxext.causal_conv`.
       state: the steps before those of the first device, split along space as x is.
-      strides, dilation, groups, transpose, precision, implementation: as in `jaxext.causal_conv`.
+      precision, implementation: as in `jaxext.causal_conv`.
 
     Returns:
-      this device's part of the result, with the dtype of x.  All derivatives are supported, in both modes.
+      this device's part of the result, with the dtype of x.  All derivatives are supported.
 
     Examples:
       >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P(None, "time")
@@ -150,10 +154,10 @@ def halo_causal_conv(
 
     Raises:
       Exception: any error that `jaxext.causal_conv` raises.
-      ValueError: the steps of a device are no multiple of the stride, a mesh axis does not divide an output evenly, or `axis_names` is
-        invalid.
-      TypeError: `axis_names` holds a list of axes.
-      NameError: an axis is not bound.
+      ValueError: the stride along time does not divide the steps of a device; a mesh axis does not divide an output evenly; `axis_names`
+        is invalid.
+      TypeError: `axis_names` contains a list of axes.
+      NameError: no `shard_map` or `pmap` around the call binds an axis.
     """
     name, arrays = "halo_causal_conv", {"x": x, "w": w} | checks.given(state=state)
     arguments: dict[str, Any] = dict(strides=strides, padding=padding, dilation=dilation, groups=groups, transpose=transpose)
@@ -186,19 +190,20 @@ def halo_causal_conv1d(
 ) -> jax.Array:
     """Causal convolution of this device's part of sequences that are split along time.
 
-    Equals `jaxext.causal_conv1d` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends its last k - 1 inputs to
-    the next one, by one `jax.lax.ppermute` (with `seq_idx`, two).  If it has fewer, it sends them to as many devices as read them.
+    Equals `jaxext.causal_conv1d` of the whole sequences.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends its last k - 1
+    inputs to the next device by one `jax.lax.ppermute` (two with `seq_idx`), or to several devices if it has fewer than k - 1 steps.
 
     Args:
       x: shape (..., T/n, C), this device's steps, floating-point.
       w: shape (k, C), the whole filter.
-      bias, activation, precision, implementation: as in `jaxext.causal_conv1d`, whole.
+      bias: as in `jaxext.causal_conv1d`, whole.
       axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
       seq_idx: shape (..., T/n), integers, this device's part.
-      initial_states: shape (..., k - 1, C), those of the whole sequences; with `seq_idx`, of the first one of each row.
+      initial_states: shape (..., k - 1, C), those of the whole sequences.  With `seq_idx` they precede the first sequence of each row.
+      activation, precision, implementation: as in `jaxext.causal_conv1d`.
 
     Returns:
-      shape (..., T/n, C), this device's steps of the result, with the dtype of x.  All derivatives are supported, in both modes.
+      shape (..., T/n, C), this device's steps of the result, with the dtype of x.  All derivatives are supported.
 
     Examples:
       >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P("time")
@@ -209,7 +214,8 @@ def halo_causal_conv1d(
 
     Raises:
       Exception: any error that `jaxext.causal_conv1d` raises.
-      ValueError: `axis_name` is invalid.
+      TypeError: `axis_name` is a list.
+      ValueError: several axes are not in mesh order.
       NameError: no `shard_map` or `pmap` around the call binds the axis.
     """
     name = "halo_causal_conv1d"
@@ -299,7 +305,7 @@ def _part(op, window, i, name, n) -> Part:
         more = window.stride[i] * (-window.output[i] % n)
         raise ValueError(
             f"{op}: the output has {window.output[i]} rows along spatial axis {i}, want a multiple of {n}, the devices of"
-            f" {name!r}: {more} rows of padding more would do, it is {window.padding[i]}"
+            f" {name!r}: add {more} rows to the padding, which is {window.padding[i]}"
         )
     return Part.of(window, i, n)
 

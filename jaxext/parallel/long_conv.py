@@ -31,25 +31,26 @@ def split_long_conv(
 ) -> jax.Array:
     """Long convolution of this device's part of sequences that are split along time.
 
-    Equals `jaxext.long_conv` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`, with n devices and T steps in all.  It is done in
-    the way that sends less:
+    Equals `jaxext.long_conv` of the whole sequences.  Call it inside `jax.shard_map` or `jax.pmap`.  For n devices and T steps in all, it
+    uses the method that sends less:
 
-    - with a halo: a device sends the steps that others read, K - 1 or all of its own, C numbers each, by one `jax.lax.ppermute` each way
-      and for each distance;
-    - by channels: a `jax.lax.all_to_all` gives each device all steps of C/n channels, and another takes the result back.  A device sends
-      2 (n - 1)/n · T/n · C numbers.  A dense filter, or one whose channels the devices do not divide, cannot be split so.
+    - halo: a device sends the steps that others read, K - 1 or all of its own, with C numbers each, by one `jax.lax.ppermute` for each
+      direction and distance.
+    - channels: a `jax.lax.all_to_all` gives each device all steps of C/n channels, and another returns the result.  A device sends 2 (n -
+      1)/n · T/n · C numbers.  This needs a depthwise filter and a C that n divides.
 
-    For long filters that is n / 2 times less, and each device transforms each sequence once.
+    For long filters the second method sends n / 2 times less, and each device transforms each sequence once.
 
     Args:
       x: shape (..., T/n, C), this device's steps.
-      w, skip: as in `jaxext.long_conv`, whole.
-      gate: the shape of the result, this device's part.
+      w: as in `jaxext.long_conv`, whole.
       axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
+      skip: as in `jaxext.long_conv`, whole.
+      gate: the shape of the result, this device's part.
       causal, precision, implementation: as in `jaxext.long_conv`.
 
     Returns:
-      this device's steps of the result.  All derivatives are supported, in both modes.
+      this device's steps of the result.  All derivatives are supported.
 
     Examples:
       >>> mesh, split = jax.sharding.Mesh(jax.devices(), "time"), jax.P("time")
@@ -59,7 +60,8 @@ def split_long_conv(
 
     Raises:
       Exception: any error that `jaxext.long_conv` raises.
-      ValueError: `axis_name` is invalid.
+      TypeError: `axis_name` is a list.
+      ValueError: several axes are not in mesh order.
       NameError: no `shard_map` or `pmap` around the call binds the axis.
     """
     name, optional = "split_long_conv", checks.given(skip=skip, gate=gate)

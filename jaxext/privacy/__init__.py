@@ -1,4 +1,4 @@
-"""Norms of per-example gradients, and clipped sums of them, without the gradients: for differentially private training."""
+"""Norms of per-example gradients and clipped sums of them, for differentially private training, without storing the gradients."""
 
 from jaxext.privacy.clipping import Aux, ClippedGrad, clipped_grad, per_example_norms
 from jaxext.privacy.report import Parameter, Report, explain_norms

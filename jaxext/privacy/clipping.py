@@ -20,9 +20,9 @@ from jaxext.privacy.square_norms import parts
 
 
 class Aux(NamedTuple):
-    """The results that `clipped_grad` returns besides the gradient, each for every example, or None if it was not asked for.
+    """The values that `clipped_grad` returns besides the gradient: an array over the examples each, or None if it was not requested.
 
-    No guarantee of privacy is made for these.
+    They are not clipped, so they carry no guarantee of privacy.
     """
 
     values: jax.Array | None
@@ -32,10 +32,10 @@ class Aux(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGrad:
-    """The function that `clipped_grad` returns: call it as the function that it was made of.
+    """The function that `clipped_grad` returns.  Call it with the arguments of the original function.
 
     Attributes:
-      l2_norm_bound: how far one example more or less can move the gradient.
+      l2_norm_bound: the largest L2 norm by which adding or removing one example changes the gradient.
     """
 
     fun: Callable[..., Any]
@@ -46,7 +46,7 @@ class ClippedGrad:
         return self.fun(args, padding)
 
     def sensitivity(self, neighboring_relation: Any = None) -> float | jax.Array:
-        """The sensitivity in the L2 norm: `l2_norm_bound`, and twice that for `dp_accounting.NeighboringRelation.REPLACE_ONE`."""
+        """Return the L2 sensitivity: `l2_norm_bound`, or twice that for `dp_accounting.NeighboringRelation.REPLACE_ONE`."""
         return self.l2_norm_bound * (2 if getattr(neighboring_relation, "name", neighboring_relation) == "REPLACE_ONE" else 1)
 
 
@@ -59,10 +59,10 @@ def per_example_norms(
     keep_batch_dim: bool = True,
     prng_argnum: int | None = None,
 ) -> Callable[..., jax.Array]:
-    """A function of the arguments of `fun` that returns the L2 norm of the gradient of each example.
+    """Return a function of the arguments of `fun` that returns the L2 norm of each example's gradient.
 
-    The norm is that of the gradient in all parameters together.  One backward pass computes it.  It keeps gradients of examples only for
-    parameters that are used more than once, which `explain_norms` names.
+    The norm is over all parameters together, from one backward pass.  Per-example gradients are stored only for parameters that are used
+    more than once, which `explain_norms` lists.
 
     Args:
       fun: a loss, as in `clipped_grad`.
@@ -104,33 +104,32 @@ def clipped_grad(
     nan_safe: bool = True,
     prng_argnum: int | None = None,
 ) -> ClippedGrad:
-    """A function of the arguments of `fun` that returns Σ_b g_b min(1, l2_clip_norm / |g_b|), with g_b the gradient of example b.
+    """Return a function of the arguments of `fun` that returns Σ_b g_b min(1, l2_clip_norm / |g_b|), g_b the gradient of example b.
 
-    It is jax_privacy's `clipped_grad`, without large gradients of examples: a backward pass computes the norms, and the gradient of the
-    weighted sum of losses is made of its cotangents, and of gradients that are no larger than their layer's arrays.
-    There is a second pass only if a parameter is used inside of a scan or a checkpoint.
-    The caller adds the noise.  Where `fun` computes a product of a parameter by lax, jaxext's
-    takes its place, as in `in_place_of_lax`.  The function is compiled, as by `jax.jit`.
+    It is jax_privacy's `clipped_grad` without large per-example gradients.  One backward pass computes the norms, and the clipped sum is
+    computed from its cotangents.  Where per-example gradients are no larger than their layer's arrays, they are kept and rescaled instead.
+    A second pass is needed only if a parameter is used inside a scan or a checkpoint.  The caller adds the noise.  lax's matmuls and
+    convolutions with a parameter become jaxext's, as in `in_place_of_lax`.  The function is compiled, as by `jax.jit`.
 
     Args:
       fun: a loss.  It is called for one example at a time, as if by `vmap`, so it cannot mix examples.
-      argnums: the parameters: numbers of arguments that are pytrees of floating-point arrays.
+      argnums: the positions of the parameters, which are pytrees of floating-point arrays.
       has_aux: whether `fun` returns a pair of the loss and anything else.
-      l2_clip_norm: the largest norm of an example's gradient that stays as it is.
+      l2_clip_norm: the norm to which larger gradients are clipped.
       rescale_to_unit_norm: whether to divide the sum by `l2_clip_norm`.
-      normalize_by: a number by which to divide the sum.
-      batch_argnums: the arguments with examples along the first axis of each of their arrays: of a loss of (params, x, y), (1, 2).  Each
-        example sees the whole of all other arguments.
-      keep_batch_dim: whether `fun` gets this axis, with size 1.  If not, `fun` is a loss of a single example; or an example is a group,
-        such as the data of one user, and its own first axis follows.
-      return_values, return_grad_norms: whether to return losses and norms of all examples.
-      nan_safe: whether an infinity or NaN in an example's gradient counts as 0, as in jax_privacy.  If some norm is not finite, another
-        branch of the program clips the gradients themselves.
-      prng_argnum: an argument that is a random key, to be split into one for each example.
+      normalize_by: a positive number by which to divide the sum.
+      batch_argnums: the positions of the arguments whose arrays have the examples along their first axis: (1, 2) for a loss of (params, x,
+        y).  Each example sees all of every other argument.
+      keep_batch_dim: whether `fun` gets this axis, with size 1.  If False, `fun` is the loss of a single example.  An example may also be
+        a group, such as one user's data, with an axis of its own.
+      return_values, return_grad_norms: whether to return the losses and the norms of all examples.
+      nan_safe: whether an infinity or NaN in an example's gradient counts as 0, as in jax_privacy.  If a norm is not finite, another
+        branch of the program clips the per-example gradients themselves.
+      prng_argnum: the position of a random key, which is split into one for each example, or None.
 
     Returns:
-      a `ClippedGrad`.  It returns the sum, or if `has_aux`, `return_values` or `return_grad_norms` a pair of the sum and an `Aux`.  It
-      takes `is_padding_example=`, an array of bools: the gradients of these examples count as 0.
+      a `ClippedGrad`.  Calling it returns the sum, or a pair of the sum and an `Aux` if `has_aux`, `return_values` or `return_grad_norms`
+      is set.  It accepts `is_padding_example=`, an array of bools: the gradients of these examples count as 0.
 
     Examples:
       >>> loss = lambda w, x: (x @ w).sum()
@@ -138,12 +137,12 @@ def clipped_grad(
       Array([0.6, 1.8], dtype=float32)
 
     Raises:
-      TypeError: a parameter does not consist of floating-point numbers, or `fun` does not return a real scalar for an example.
-      ValueError: `l2_clip_norm` is negative, or `normalize_by` not positive; `argnums` and `batch_argnums` overlap or are negative; or the
-        arguments of a batch differ in length.
+      TypeError: an argument has the wrong type; a parameter is not floating-point; `fun` does not return a real scalar for an example.
+      ValueError: `l2_clip_norm` is negative; `normalize_by` is not positive; `argnums` and `batch_argnums` overlap or are negative; the
+        batch arguments have different numbers of examples.
 
     Warns:
-      UserWarning: an array that is no argument of `batch_argnums` is as long as the batch.
+      UserWarning: an array that is not in `batch_argnums` is as long as the batch.
     """
     flags = dict(rescale_to_unit_norm=rescale_to_unit_norm, return_values=return_values, return_grad_norms=return_grad_norms)
     refuse_traced("clipped_grad", **flags, nan_safe=nan_safe)

@@ -48,7 +48,7 @@ class Function:
         argnums, batch, prng = given = self.argnums, self.batch_argnums, self.prng_argnum
         for name, numbers in (("argnums", argnums), ("batch_argnums", batch)):
             if not all(isinstance(n, int) for n in (numbers if isinstance(numbers, Sequence) else (numbers,))):
-                raise TypeError(f"{self.asked_by}: {name} is {format_value(numbers)}, want an int, or some")
+                raise TypeError(f"{self.asked_by}: {name} is {format_value(numbers)}, want an int or a sequence of ints")
         if not isinstance(prng, int | None):
             raise TypeError(f"{self.asked_by}: prng_argnum is {format_value(prng)}, want an int or None")
         self.parameters, self.batch_argnums = ((n,) if isinstance(n, int) else tuple(n) for n in (argnums, batch))
@@ -58,7 +58,7 @@ class Function:
         if not self.parameters or not self.batch_argnums or len({*everything}) < len(everything) or min(everything) < 0:
             first, second, third = map(format_value, given)
             got = f"argnums is {first}, batch_argnums is {second} and prng_argnum is {third}"
-            raise ValueError(f"{self.asked_by}: {got}, want different numbers, from 0 on, at least one of parameters and one of batches")
+            raise ValueError(f"{self.asked_by}: {got}, want different ints of at least 0, one or more in argnums and in batch_argnums")
 
     def batch_size(self, args: Sequence[Any]) -> int:
         """The number of examples, after the arguments were checked."""
@@ -134,7 +134,7 @@ class Batch:
         count = len(args) + len(self.others)
         result = function.fun(*(args[i] if i in args else next(others) for i in range(count)))
         if function.has_aux and not (isinstance(result, tuple) and len(result) == 2):
-            raise TypeError(f"{function.asked_by}: fun returned {format_value(result)}, want a pair of loss and aux, as has_aux is set")
+            raise TypeError(f"{function.asked_by}: fun returned {format_value(result)}, want a pair of loss and aux, since has_aux is set")
         value, aux = result if function.has_aux else (result, ())
         if not isinstance(value, _NUMBER) or jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
             raise TypeError(f"{function.asked_by}: fun returned {format_value(value)} for one example, want a real scalar, its loss")

@@ -16,15 +16,16 @@ from jaxext.privacy.per_example import Function
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """The way in which the norm of one parameter's gradient is computed.
+    """The method that computes the norm of one parameter's gradient.
 
     Attributes:
-      name: its place in the arguments.
-      shape, dtype: of the parameter.
-      ops: the operations in which it meets the example.
-      sources: their lines.
-      how: in words.  `clipped_grad` keeps a "kept" gradient of each example in place of the arrays that it is made of, which are larger.
-      stored: whether the gradient of each example is written, at a cost in memory of its size times the number of examples.
+      name: its path in the arguments.
+      shape, dtype: those of the parameter.
+      ops: the operations that combine it with the example.
+      sources: the source lines of these operations.
+      how: the method, in words.  "kept" means that `clipped_grad` keeps the per-example gradients, which are no larger than the arrays
+        that they are computed from.
+      stored: whether per-example gradients are written to memory: the size of the parameter times the number of examples.
     """
 
     name: str
@@ -38,13 +39,13 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The report of how the norms are computed.  `str` formats it as a table."""
+    """The report of `explain_norms`.  `str` formats it as a table."""
 
     parameters: tuple[Parameter, ...]
 
     @property
     def stored(self) -> tuple[Parameter, ...]:
-        """The parameters whose gradients are written for each example."""
+        """The parameters whose per-example gradients are written to memory."""
         return tuple(each for each in self.parameters if each.stored)
 
     def __str__(self) -> str:
@@ -67,13 +68,13 @@ def explain_norms(
     keep_batch_dim: bool = True,
     prng_argnum: int | None = None,
 ) -> Callable[..., Report]:
-    """A function of the arguments of `fun` that tells how `per_example_norms` and `clipped_grad` compute norms.  Nothing is run.
+    """Return a function of the arguments of `fun` that reports how `per_example_norms` and `clipped_grad` compute norms.  Nothing is run.
 
     Args:
       fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum: as in `clipped_grad`.
 
     Returns:
-      a function that returns a `Report`: print it, or read its `parameters`.  It takes arrays, or `jax.ShapeDtypeStruct`s in their place.
+      a function of arrays, or of `jax.ShapeDtypeStruct`s in their place, that returns a `Report`: print it, or read its `parameters`.
 
     Raises:
       TypeError, ValueError: as `clipped_grad`.

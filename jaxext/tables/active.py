@@ -44,22 +44,23 @@ _collectors: dict[int, list] = {}
 
 @in_parentheses('use_table("tables.json")')
 def use_table(table: str | os.PathLike | Table | None) -> Scope:
-    """A context in which this table alone decides between implementations and their configurations.
+    """A context in which only this table decides between implementations and their configs.
 
-    It is a context manager (`with use_table("tables.json"): ...`) and a decorator of functions (`@use_table("tables.json")`, which reads
-    the file once).  It takes effect at lowering: put it around the call of a jitted function, or above `@jax.jit`.
-    Rows for other devices, versions or code are ignored.  If the call or `use_implementation` names an implementation, the table only
-    decides about its configuration.  The context is part of `jax.jit`'s cache key.
+    Use it as `with use_table("tables.json"): ...` or as a decorator, `@use_table("tables.json")`, which reads the file once.  It takes
+    effect at lowering: put it around the call of a jitted function, or above `@jax.jit`.  Rows for other devices, versions or code are
+    ignored.  If the call or `use_implementation` names an implementation, the table decides only between that implementation's configs.
+    The context is part of `jax.jit`'s cache key.
 
     Args:
-      table: the path of a file that `tune` wrote, which is read now; or None for no measurements.
+      table: the path of a file that `tune` wrote, or what `tune(fun)(...)` returned.  The file is read immediately.  None means no
+        measurements.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      RuntimeError: at lowering, if the processes of a run have different tables.
+      FileNotFoundError: the file does not exist.
+      RuntimeError: raised at lowering, if the processes of a run have different tables.
 
     Warns:
-      UserWarning: the file is not a table, or has measurements of this device with other versions or code.
+      UserWarning: the file is not a table, or its measurements of this device are of other versions or code.
 
     Examples:
       >>> jaxext.tune(jaxext.matmul, table="tables.json")(jnp.ones((64, 32)), jnp.ones((32, 16)))

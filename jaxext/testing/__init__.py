@@ -1,6 +1,6 @@
-"""The conformance kit: checks that a function of arrays composes with every JAX transformation, and names the rule that is missing.
+"""A conformance kit: checks that a function of arrays composes with every JAX transformation, and names the rule that is missing.
 
-Not imported by `import jaxext`: `from jaxext import testing`.
+`import jaxext` does not import it: use `from jaxext import testing`.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ def check_op(
         elements.  Small integers in float32 have exact sums and allow `tolerance=0`.
       tolerance: the largest allowed error, relative to the largest element of each array.  Defaults to eps^(2/3) of its dtype (2.4e-5 in
         float32, 0.04 in bfloat16).
-      linear: positions of the arguments in which fn is linear, for `jax.linear_transpose`.  Both of an operation of `extend.define`, itself
-        or in `functools.partial` or `jax.jit`, by default.
-      splits: how fn is split over devices, besides the axis that vmap adds (`Split`).  By default along each axis that fn names: an
-        operation of `jaxext.extend`, itself or in `functools.partial` or `jax.jit`, names those that devices may split.  Along these
-        axes, and those of a split without collectives, fn of two halves put together must be fn of the whole, also on one device.
+      linear: positions of the arguments in which fn is linear, for `jax.linear_transpose`.  Defaults to both operands for an operation of
+        `extend.define`, itself or in `functools.partial` or `jax.jit`, and to none for other functions.
+      splits: a sequence of `Split`: how fn is split over devices, besides the axis that vmap adds.  Defaults to the axes that devices may
+        split of an operation of `jaxext.extend`, itself or in `functools.partial` or `jax.jit`.  Along these axes, and those of a split
+        without collectives, fn of two halves, concatenated, must equal fn of the whole, also on one device.
       examples: `examples(i)` returns further arguments for vmap, of the same shapes and dtypes.  By default the elements of each argument
         are rolled by i, so an integer array of one element does not change.
-      skip: name of a check -> reason for skipping it.  Checks that need it are skipped too, and the report is not `complete`
-        unless it names these as well.
+      skip: name of a check -> reason for skipping it.  Checks that need it are skipped too, and the report is not `complete` unless `skip`
+        names these as well.
       devices: defaults to all devices of this process.  Checks that need several are skipped if there is one:
         `XLA_FLAGS=--xla_force_host_platform_device_count=8`, set before jax starts, simulates 8 on a CPU.
-      show: print each row as soon as it is known.  If XLA aborts the process, the check after the last printed row caused it.  If that is
-        `scan`, it may be any check that is compiled with it (cond, vmap, derivatives).
+      show: whether to print each row as soon as it is known.  If XLA aborts the process, the check after the last printed row caused it.
+        After `scan`, it may be any check that is compiled together with it (cond, vmap, derivatives).
 
     Returns:
-      A `Report`: `passed`, `rows`, and a table as its `str`, whose last line says what was left out and why.  `complete` tells whether this
-        machine could make all checks.  Those of export need the package flatbuffers, those of meshes several devices.
+      A `Report`: `passed`, `rows`, and a table as its `str`, whose last line says which checks were left out and why.  `complete` tells
+      whether this machine could run all checks: those of export need the package flatbuffers, those of meshes several devices.
 
     Raises:
       TypeError, ValueError: an argument or a name is invalid, or the reference itself fails.
@@ -101,7 +101,7 @@ def check_op(
     if tolerance is not None and not (isinstance(tolerance, int | float | np.number | jax.Array) and np.ndim(tolerance) == 0):
         raise TypeError(f"check_op: tolerance is {format_value(tolerance)}, want None or a number")
     if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"check_op: tolerance is {format_value(tolerance)}, want none or a number that is not negative")
+        raise ValueError(f"check_op: tolerance is {format_value(tolerance)}, want None or a number of at least 0")
     rows = []
     for row in judge(_ALL, case, reference, tolerance, skip):
         rows.append(row)

@@ -14,14 +14,14 @@ from jax.extend.core import Jaxpr
 NO_SPLITS = "no splits are declared"  # and fn names none
 # Why a check is left out that another machine could make, and how to have it.
 ONE_DEVICE = "one device only"
-NO_FLATBUFFERS = "the package flatbuffers, by which JAX writes programs, is not installed"
-NARROW = "on CPUs XLA ends the process where a shard_map over some axes adds up 16-bit floats"
+NO_FLATBUFFERS = "the package flatbuffers, which JAX needs for export, is not installed"
+NARROW = "on CPUs XLA aborts the process if a shard_map over some axes sums 16-bit floats"
 FIXES = {
     ONE_DEVICE: "XLA_FLAGS=--xla_force_host_platform_device_count=8 simulates 8 on a CPU, if it is set before jax starts",
     NO_FLATBUFFERS: "pip install flatbuffers",
     NARROW: "on a GPU, or in float32",
 }
-HINTS = FIXES | {NO_SPLITS: "`splits=`, or an operation of jaxext.extend itself, or in functools.partial, as fn"}
+HINTS = FIXES | {NO_SPLITS: "pass `splits=`, or an operation of jaxext.extend as fn"}
 WIDTH = 48  # of the longest name of a check
 
 
@@ -29,7 +29,7 @@ WIDTH = 48  # of the longest name of a check
 class Row:
     """The outcome of a check: "passed", "failed" or "skipped", with the reason and the rule to fix.
 
-    `complete` is False if it, or a part of it, was left out although it applies, and was not named in `skip`.
+    `complete` is False if the check applies but was left out, wholly or in part, and was not named in `skip`.
     """
 
     check: str
@@ -60,16 +60,17 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Return whether it passed, and no check was left out, wholly or for some splits, for want of devices, of sizes that the mesh
-        divides, of the package flatbuffers, or of a platform for 16-bit floats, or because it needs one that `skip` names.
+        """Return whether it passed and no check that applies was left out, not even for some splits.
 
-        Checks that `skip` names, and those that do not apply, such as derivatives of integers, may be missing.
+        Checks are left out if they need more devices, sizes that the mesh divides, the package flatbuffers, a platform for 16-bit floats,
+        or a check that `skip` names.  The checks that `skip` names themselves do not count, nor do those that do not apply, such as
+        derivatives of integers.
         """
         return self.passed and all(row.complete for row in self.rows)
 
     @property
     def summary(self) -> str:
-        """The numbers of checks that passed, failed and were skipped, and why these were, in a line."""
+        """The numbers of checks that passed, failed and were skipped, with the reasons, in one line."""
         outcomes = collections.Counter(row.outcome for row in self.rows)
         reasons = collections.Counter(row.detail for row in self.rows if row.outcome == "skipped")
         why = "; ".join(f"{n}: {reason}{f' ({HINTS[reason]})' if reason in HINTS else ''}" for reason, n in reasons.most_common())
@@ -85,7 +86,9 @@ class Report:
         return "\n".join([*map(str, self.rows), self.summary])
 
     def raise_if_failed(self, *, complete: bool = False) -> None:
-        """Raise AssertionError with the failed rows, or with all rows if nothing was checked; also, if asked, if it is not `complete`."""
+        """Raise AssertionError with the failed rows, or with all rows if no check passed.  If `complete` is set, also raise if not
+        `complete`.
+        """
         if not self.passed or complete and not self.complete:
             missing = [row for row in self.rows if complete and not row.complete]
             raise AssertionError("\n".join(["check_op:", *map(str, self.failures or missing or self.rows), self.summary]))
@@ -110,8 +113,8 @@ MISSING = (
     (r"callbacks are only supported in spmd", "XLA does not split callbacks: jax.shard_map over all axes of the mesh"),
     (r"serialization of host_callbacks", "a Python callback cannot be exported: an FFI call, or skip this check"),
     (r"implementation '(\w+)' does not support this call: (.{,200})", "implementation '{0}' was named, and refuses: {1}"),
-    (r"(\w+): implementation '(\w+)' gave", "`run` of implementation '{1}' must give `call.shape` and `call.dtype`, where call.op is {0}"),
-    (r"`(\w+)` of implementation '(\w+)' gave", "`{0}` of implementation '{1}' must give what the message wants"),
+    (r"(\w+): implementation '(\w+)' returned", "`run` of implementation '{1}' must return `call.shape` and `call.dtype` for {0}"),
+    (r"`(\w+)` of implementation '(\w+)' returned", "`{0}` of implementation '{1}' must return what the message wants"),
     (r"couples the elements of (\w+)", "devices must not split {0}: name it in `unsharded` of extend.operation"),
     (r"maximum recursion depth", "a rule calls itself: an eager rule is xla.apply_primitive, not jit of p.bind"),
 )  # fmt: skip

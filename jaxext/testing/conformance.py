@@ -162,7 +162,7 @@ def _truth(checks, case, reference) -> tuple[dict, dict]:
     wants = tuple((want, first[want]) for want in dict.fromkeys(check.want for check in checks))
     case = dataclasses.replace(case, fn=reference)
     everything = _everything(wants)
-    fails, fix = "itself fails", "mend it"
+    fails, fix = "itself fails", "fix it"
     try:
         structs = jax.eval_shape(everything, case)
         fails, fix = "fails in float64", "its dtypes must follow those of its arguments"
@@ -259,13 +259,13 @@ def _compare_array(where, g, w, scale, tolerance) -> None:
         return
     finite = np.isfinite(w)
     if not np.array_equal(g[~finite], w[~finite].astype(g.dtype), equal_nan=True) or not np.isfinite(g[finite]).all():
-        raise Mismatch(f"{where} is not finite, or is where the truth is not", "the implementation gives NaN or infinity")
+        raise Mismatch(f"{where} is not finite where the truth is, or the reverse", "the implementation gives NaN or infinity")
     eps, floor = float(jnp.finfo(g.dtype).eps), 0.0
     if tolerance is None:
         tolerance, floor = eps ** (2 / 3), 64 * eps  # elements that are zero in the truth have rounding errors too
     error = np.abs(g[finite].astype(w.dtype) - w[finite])
     if not error.max(initial=0) <= tolerance * scale + floor:
-        raise Mismatch(f"{where} is off by {error.max():.3g}, of {scale:.3g} at most (allowed: {tolerance * scale:.3g})")
+        raise Mismatch(f"{where} is off by {error.max():.3g} (allowed: {tolerance * scale:.3g}; largest element: {scale:.3g})")
 
 
 def _largest(x: np.ndarray) -> float:

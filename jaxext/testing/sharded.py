@@ -36,10 +36,15 @@ class Split:
     """A way to split a function over the mesh axes "x" and "y".
 
     With n devices, "x" has size n / 2 and "y" has size 2 if n is even and above 2.  Otherwise "x" has all devices, and splits over "y" are
-    skipped.  `args` and `result` are the `jax.P` of each argument and of the result.  `collectives` are those of the compiled program
-    ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"), each repeated as often as it occurs.  `part` is the
-    function of one device's parts inside `jax.shard_map`.  It defaults to the function itself if there are no collectives; otherwise
-    `shard_map` is not checked.
+    skipped.
+
+    Attributes:
+      args: the `jax.P` of each argument.
+      result: the `jax.P` of the result, or a pytree of them.
+      collectives: those of the compiled program ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+        "collective-broadcast"), each repeated as often as it occurs.
+      part: the function of one device's parts inside `jax.shard_map`.  None means the function itself if there are no collectives; with
+        collectives, `shard_map` is not checked.
     """
 
     args: tuple[P, ...]
@@ -68,11 +73,11 @@ class Split:
                 NamedSharding(mesh, spec).shard_shape(x.shape)
         except (ValueError, IndexError) as error:
             shapes = ", ".join(str(x.shape) for x in args)
-            want = "want one P for each argument, axes that are there, and sizes that a mesh of"
+            want = "want one P for each argument, existing axes, and sizes that a mesh of"
             raise ValueError(f"check_op: {self} does not fit arguments of shapes {shapes}: {want} {dict(mesh.shape)} divides") from error
 
     def cuts(self, result: Tree) -> list[Cut]:
-        """Its axes, if a device computes the function itself of its part, without collectives."""
+        """Return the split axes if each device applies the function itself to its part, without collectives, else nothing."""
         if self.collectives or self.part:
             return []
         specs = jax.tree.leaves(jax.tree.broadcast(self.result, result))

@@ -67,7 +67,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """The result of `check_shardings`: the findings, and how many splits were tried and refused, by function and way."""
+    """The result of `check_shardings`: the findings, and the numbers of splits tried and refused, by function and way."""
 
     findings: tuple[Finding, ...]
     tried: dict[tuple[str, str], int]
@@ -79,11 +79,11 @@ class Splits:
         return not self.findings and any(n > self.refused.get(key, 0) for key, n in self.tried.items())
 
     def counts(self, name: str) -> collections.Counter[str]:
-        """The number of splits of a function with a fault, by kind."""
+        """Return the number of wrong splits of a function, by kind."""
         return collections.Counter(finding.kind for finding in self.findings if finding.name == name)
 
     def splits(self, name: str) -> int:
-        """The number of splits of a function that were tried and not refused."""
+        """Return the number of splits of a function that were tried and not refused."""
         return sum(n for (of, _), n in self.tried.items() if of == name) - sum(n for (of, _), n in self.refused.items() if of == name)
 
     def __str__(self) -> str:
@@ -116,28 +116,30 @@ def check_shardings(
 ) -> Splits:
     """Check a function with its operands and its result split over simulated devices in every way, against one device in float64.
 
-    Compared are the values, every gradient, and a second derivative (the jvp of the gradients).  If all sharded axes of operands and result
-    belong together, and none is summed over, any collective but an all-reduce (of gradients) is a finding too.  Programs run in processes
-    of their own, so an abort of XLA is a finding like others, and a script calls this under `if __name__ == "__main__":`.  For one finding
-    of each kind the smallest split and the smallest sizes that still show it are looked for, and printed as a program.
+    It compares the values, every gradient, and a second derivative (the jvp of the gradients).  If all sharded axes of operands and result
+    belong together, and none is summed over, any collective but an all-reduce (of gradients) is also a finding.  Programs run in processes
+    of their own, so an abort of XLA is a finding too, and a script must call this under `if __name__ == "__main__":`.  For one finding of
+    each kind, the smallest split and the smallest sizes that still show it are searched for and printed as a program.
 
     Args:
-      fn: a function of arrays that returns one array.  Workers import it: it is one of a module, a `functools.partial` of one, or a
-        string, the Python source of a function over the names jax, jnp, lax, np and jaxext, with which programs are self-contained.
+      fn: a function of arrays that returns one array.  Workers import it, so it must be a function of a module, a `functools.partial` of
+        one, or a string: the Python source of a function over the names jax, jnp, lax, np and jaxext, with which the printed programs are
+        self-contained.
       args: example arrays.  Small integers in float32 have exact sums.
-      reference: the same function, for the truth.  Default: fn itself.
+      reference: the same function, for the expected values.  Defaults to fn.
       meshes: shapes of meshes, of one or two axes of 2, 4 or 8 devices.
-      ways: some of `WAYS`: automatic axes, explicit axes, an exported program, `shard_map` over all axes, and over one axis with the other
-        automatic.  `shard_map` splits only axes along which fn is independent, as one device tells.
-      sample: the number of splits for each way, two thirds of them such that axes of operands and result belong together.  Default: all.
-      seed: of the sample.
-      tolerance: as for `check_op`.
-      order: of the highest derivative: 1 leaves out the second one, and 0 compares values alone.
+      ways: some of `WAYS`: automatic axes, explicit axes, an exported program, `shard_map` over all axes, and `shard_map` over one axis
+        with the other automatic.  `shard_map` splits only axes along which fn is independent, as determined on one device.
+      sample: the number of splits for each way, two thirds of them such that axes of operands and result belong together.  Defaults to
+        all.
+      seed: the seed of the sample.
+      tolerance: as in `check_op`.
+      order: the order of the highest derivative: 2, 1 or 0 (values only).
       workers: the number of processes.
       limit: seconds for one split.
 
     Returns:
-      A `Splits`: `passed`, `findings`, and a table as its `str`.  Refused splits are those of which jax calls the types ambiguous.
+      A `Splits`: `passed`, `findings`, and a table as its `str`.  Refused splits are those whose types jax calls ambiguous.
 
     Raises:
       TypeError, ValueError: an argument is invalid, or fn itself fails.

@@ -446,7 +446,7 @@ def test_errors(change, error, message):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(conv_state=jnp.ones((2, 2, 8))), ValueError, "conv_state has 2 steps, want 3 at least, one less than w has taps"),
+        (dict(conv_state=jnp.ones((2, 2, 8))), ValueError, "conv_state has 2 steps, want at least 3, one less than the taps of w"),
         (dict(conv_state=jnp.ones((2, 3, 4))), TypeError, r"conv_state has the shape \(2, 3, 4\), want \(..., steps, C\)"),
         (dict(conv_state=jnp.ones((3, 3, 8))), TypeError, r"conv_state has the shape \(3, 3, 8\), want \(2, 3, 8\)"),
         (dict(conv_state=jnp.ones((2, 3, 8), int)), TypeError, "conv_state is int.*, want floating-point numbers, since x is float32"),
@@ -458,7 +458,7 @@ def test_errors(change, error, message):
         (
             dict(conv_state=jnp.ones((3, 8)), conv_state_indices=np.ones(2, np.int32)),
             TypeError,
-            r"conv_state has the shape \(3, 8\), want \(rows, steps, C\) beside conv_state_indices",
+            r"conv_state has the shape \(3, 8\), want \(rows, steps, C\) with conv_state_indices",
         ),
         (dict(x=jnp.ones(8), conv_state_indices=np.int32(1)), TypeError, r"x has the shape \(8,\), want \(N, C\) or \(N, T, C\)"),
         (dict(implementation="cuda"), ValueError, r"causal_conv1d_update: implementation is 'cuda', want one of \['xla'\] or None"),

@@ -32,16 +32,20 @@ def warned(policy, function=net, *args):
 
 
 WARNED = {
-    "dots_saveable": (JAX.dots_saveable, "jax.checkpoint_policies.dots_saveable knows", "use jaxext.checkpoint_policies.dots_saveable"),
+    "dots_saveable": (
+        JAX.dots_saveable,
+        "jax.checkpoint_policies.dots_saveable recognises",
+        "use jaxext.checkpoint_policies.dots_saveable",
+    ),
     "dots_with_no_batch_dims_saveable": (
         JAX.dots_with_no_batch_dims_saveable,
-        "jax.checkpoint_policies.dots_with_no_batch_dims_saveable knows",
+        "jax.checkpoint_policies.dots_with_no_batch_dims_saveable recognises",
         "use jaxext.checkpoint_policies.dots_with_no_batch_dims_saveable",
     ),
-    "offload": (JAX.offload_dot_with_no_batch_dims("device", "pinned_host"), "its policy knows", "seeing_products(policy)"),
+    "offload": (JAX.offload_dot_with_no_batch_dims("device", "pinned_host"), "its policy recognises", "seeing_products(policy)"),
     "combined": (
         JAX.save_from_both_policies(JAX.dots_saveable, JAX.save_only_these_names("a")),
-        "its policy knows",
+        "its policy recognises",
         "seeing_products(policy)",
     ),
 }
@@ -52,7 +56,7 @@ def test_a_policy_of_jax_that_knows_lax_alone(name):
     """One message, which names what to use and points to the user's line."""
     policy, knows, use = WARNED[name]
     (message,), (place,) = warned(policy)
-    assert message.startswith(f"jax.checkpoint: {knows} lax's products only") and message.endswith(use)
+    assert message.startswith(f"jax.checkpoint: {knows} lax's primitives only") and message.endswith(use)
     lines, first = inspect.getsourcelines(warned)
     (line,) = (first + i for i, text in enumerate(lines) if "jax.grad(" in text)
     assert place == (__file__, line)

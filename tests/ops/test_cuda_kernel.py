@@ -230,7 +230,7 @@ def test_ptx_and_machine_code(tmp_path):
         described(extend.cuda_kernel(compiled.ptx, "row_sum", **how), x, arch="sm_80", C=64)
     of_cubin = extend.cuda_kernel(compiled.cubin, "row_sum", **how)
     assert base64.b64decode(described(of_cubin, x, C=64)["image"]) == compiled.cubin
-    with pytest.raises(NotImplementedError, match="it is machine code, want its source or its PTX"):
+    with pytest.raises(NotImplementedError, match="it was given as machine code, want its source or its PTX"):
         of_cubin.simulate(x, C=64)
 
 
@@ -262,8 +262,8 @@ BAD = {
     "of another type": (lambda: made()(X, X, scale="2"), TypeError, "scale is '2', want a scalar, float"),
     "of another kind": (lambda: made(scalars=None)(X, X, n=2.5, scale=1), TypeError, "n is 2.5, want a int"),
     "beyond its type": (lambda: made(UINT)(X, X, scale=1), ValueError, "n is 300, want a unsigned char, 0 to 255"),
-    "beyond its float": (lambda: made()(X, X, scale=1e300), ValueError, "scale is 1e.300, want a float"),
-    "results without a shape": (lambda: made(out=(4,))(X, X, scale=1), TypeError, "out is 4, want what has a shape and a dtype"),
+    "beyond its float": (lambda: made()(X, X, scale=1e300), ValueError, "scale is 1e.300, want a number in the range of float"),
+    "results without a shape": (lambda: made(out=(4,))(X, X, scale=1), TypeError, "out is 4, want an object with a shape and a dtype"),
     "an array for a number": (lambda: made()(X, X, scale=X), TypeError, r"scale is float32\[300\], want a scalar, float"),
     "a number for an array": (
         lambda: made()(X, 2.0, scale=1),  # type: ignore[arg-type]
@@ -297,7 +297,7 @@ BAD = {
         TypeError,
         "1 operands and 1 results, want 3 arrays for the pointers",
     ),
-    "no block": (lambda: made(grid=0)(X, X, scale=1), ValueError, "grid is 0, along x 0, want 1 to 2147483647"),
+    "no block": (lambda: made(grid=0)(X, X, scale=1), ValueError, "grid is 0, 0 along x, want 1 to 2147483647"),
     "too many threads": (lambda: made(block=(64, 32))(X, X, scale=1), ValueError, "block is .64, 32, 1., 2048 threads, want at most 1024"),
     "a grid of reals": (lambda: made(grid=1.5)(X, X, scale=1), ValueError, "grid is 1.5, want one to three whole numbers"),
     "a cluster that does not divide": (lambda: made(cluster=3)(X, X, scale=1), ValueError, "want a multiple of the cluster"),
@@ -317,13 +317,13 @@ BAD = {
     "a derivative": (
         lambda: jax.grad(lambda x: made()(x, x, scale=1).sum())(X),
         NotImplementedError,
-        "it has no derivative by itself: jaxext.extend.operation gives it one",
+        "it has no derivative: declare it by jaxext.extend.operation",
     ),
-    "vmap": (lambda: jax.vmap(lambda x: made()(x, x, scale=1))(X[None]), NotImplementedError, "it has no vmap by itself"),
+    "vmap": (lambda: jax.vmap(lambda x: made()(x, x, scale=1))(X[None]), NotImplementedError, "it has no vmap: declare it"),
     "a register without labels": (
         lambda: extend.register("matmul", made()),
         TypeError,
-        "operation is 'matmul', want what `operation` declared",
+        "operation is 'matmul', want the result of `extend.operation`",
     ),
 }
 
@@ -341,13 +341,13 @@ AT_LOWERING = {
     "too much shared memory": (SCALE_ADD, dict(shared=228 * 1024), ValueError,
         "shared is 233472 bytes, want at most 232448 in all on sm_90"),
     "a pointer to another type": (SCALE_ADD, dict(templates=("double",)), TypeError,
-        "parameter 0 is compiled as double., 8 bytes, and the call passes a pointer to float32"),
+        "parameter 0 is compiled as double., 8 bytes, but the call passes a pointer to float32"),
     "more threads than the source allows": (SCALE_ADD.replace("void scale", "void __launch_bounds__(64) scale"), {}, ValueError,
-        r"block is .256, 1, 1., 256 threads, the source allows 64"),
+        r"block is .256, 1, 1., 256 threads, want at most 64, as the source declares"),
     "another cluster than the source declares": (SCALE_ADD.replace("void scale", "void __cluster_dims__(2, 1, 1) scale"), {}, ValueError,
         r"cluster is \(1, 1, 1\), want \(2, 1, 1\) as the source declares"),
     "a number of another type": ("using n_t = long long;\n" + SCALE_ADD.replace("int n", "n_t n"), dict(scalars=dict(n=np.int32(300))),
-        TypeError, "parameter 3 is compiled as long long, 8 bytes, and the call passes int32, 4 bytes"),
+        TypeError, "parameter 3 is compiled as long long, 8 bytes, but the call passes int32, 4 bytes"),
 }  # fmt: skip
 
 
@@ -362,7 +362,7 @@ def test_number_of_unknown_type():
     f = extend.cuda_kernel(TYPEDEF, "f", grid=1, block=1, out=jax.ShapeDtypeStruct((), np.float32))
     with pytest.raises(TypeError, match=r"a has the type number, want a scalar of numpy"):
         f.simulate(a=2)
-    with pytest.raises(TypeError, match="parameter 1 is compiled as 8 bytes, and the call passes float32, 4 bytes"):
+    with pytest.raises(TypeError, match="parameter 1 is compiled as 8 bytes, but the call passes float32, 4 bytes"):
         f.simulate(a=np.float32(2))
     assert f.simulate(a=np.float64(2)) == 2
 

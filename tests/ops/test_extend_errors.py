@@ -16,7 +16,7 @@ from jaxext.tables import active
 
 def test_an_implementation_is_registered_once_and_well():
     register: Any = functools.partial(extend.register, "matmul")
-    with pytest.raises(ValueError, match=r"register: the implementation's name is 'xla', want an identifier, and none of \["):
+    with pytest.raises(ValueError, match=r"register: the implementation's name is 'xla', want an identifier that is not one of \["):
         register(Einsum("xla"))
     with pytest.raises(ValueError, match="name is 'two words'"):
         register(Einsum("two words"))
@@ -30,10 +30,10 @@ def test_an_implementation_is_registered_once_and_well():
             extend.register(operation, Einsum("mine"))
     with pytest.raises(ValueError, match="use_implementation: name is 'mine', want one of"):
         jaxext.use_implementation("mine")
-    with pytest.raises(ValueError, match="mine has the version 2, want a word"):
+    with pytest.raises(ValueError, match="version of mine is 2, want a printable str"):
         register(Einsum("mine", version=2))
     from_no_file = type("Typed", (Einsum,), {"__module__": "no_such_module"})
-    with pytest.raises(ValueError, match="mine lies in no file, so it must have a `version`"):
+    with pytest.raises(ValueError, match="the class of mine is in no file, want a `version`"):
         register(from_no_file("mine"))
 
 
@@ -156,20 +156,20 @@ class Fraction:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (dict(run=lambda *_: np.ones((7, 2, 3), np.float32)), r"gave float32\[7, 2, 3\], want float32\[3, 7\]"),
-        (dict(run=lambda *_: np.ones((3, 7), np.float16)), r"gave float16\[3, 7\], want float32\[3, 7\]"),
-        (dict(run=lambda *_: None), "gave None, want float32"),
-        (dict(run=lambda *_: [np.ones((3, 7), np.float32)] * 2), r"gave float32\[3, 7\], float32\[3, 7\], want float32\[3, 7\]"),
-        (dict(refuses=lambda call: True), "^toy_checked_y: `refuses` of implementation 'bad' gave True, want the reason, a str, or None"),
-        (dict(refuses=lambda call: False), "`refuses` of implementation 'bad' gave False, want the reason, a str, or None"),
-        (dict(refuses=lambda call: ""), "`refuses` of implementation 'bad' gave '', want the reason, a str, or None"),
-        (dict(not_preferred=lambda call: True), "`not_preferred` of implementation 'bad' gave True, want the reason, a str, or None"),
-        (dict(plan=lambda call: True), "^toy_checked_y: `plan` of implementation 'bad' gave True, want a Plan, or a str that says why not"),
-        (dict(plan=lambda call: None), "`plan` of implementation 'bad' gave None, want a Plan"),
-        (dict(candidates=lambda call: []), r"^toy_checked_y: `candidates` of implementation 'bad' gave \[\], want one or more frozen"),
-        (dict(candidates=lambda call: [{"block": 1}]), r"gave \[{'block': 1}\], want one or more frozen dataclasses of whole numbers"),
-        (dict(candidates=lambda call: [Fraction()]), r"gave \[Fraction\(block=0.5\)\], want"),
-        (dict(candidates=lambda call: None), "gave None, want one or more"),
+        (dict(run=lambda *_: np.ones((7, 2, 3), np.float32)), r"returned float32\[7, 2, 3\], want float32\[3, 7\]"),
+        (dict(run=lambda *_: np.ones((3, 7), np.float16)), r"returned float16\[3, 7\], want float32\[3, 7\]"),
+        (dict(run=lambda *_: None), "returned None, want float32"),
+        (dict(run=lambda *_: [np.ones((3, 7), np.float32)] * 2), r"returned float32\[3, 7\], float32\[3, 7\], want float32\[3, 7\]"),
+        (dict(refuses=lambda call: True), "^toy_checked_y: `refuses` of implementation 'bad' returned True, want a reason"),
+        (dict(refuses=lambda call: False), "`refuses` of implementation 'bad' returned False, want a reason as a str, or None"),
+        (dict(refuses=lambda call: ""), "`refuses` of implementation 'bad' returned '', want a reason as a str, or None"),
+        (dict(not_preferred=lambda call: True), "`not_preferred` of implementation 'bad' returned True, want a reason as a str, or None"),
+        (dict(plan=lambda call: True), "^toy_checked_y: `plan` of implementation 'bad' returned True, want a Plan, or a reason as a str"),
+        (dict(plan=lambda call: None), "`plan` of implementation 'bad' returned None, want a Plan"),
+        (dict(candidates=lambda call: []), r"^toy_checked_y: `candidates` of implementation 'bad' returned \[\], want one or more frozen"),
+        (dict(candidates=lambda call: [{"block": 1}]), r"returned \[{'block': 1}\], want one or more frozen dataclasses of int"),
+        (dict(candidates=lambda call: [Fraction()]), r"returned \[Fraction\(block=0.5\)\], want"),
+        (dict(candidates=lambda call: None), "returned None, want one or more"),
     ],
 )  # fmt: skip
 def test_what_an_implementation_answers_is_checked(answer, message):
@@ -198,7 +198,7 @@ def test_what_an_implementation_answers_is_checked(answer, message):
             "want three: two operands and the result; `extend.operation` declares an operation of another number of operands or results"),
         (lambda: extend.define("bad", x="A b", w="A", y="A"), ValueError, "x of bad is 'A b', want different words of letters"),
         (lambda: extend.define("bad", x="A A", w="A", y="A"), ValueError, "x of bad is 'A A', want different"),
-        (lambda: extend.define("bad", x="A B", w="A", y="A"), ValueError, "label B of bad stands in x alone, want it in two slots"),
+        (lambda: extend.define("bad", x="A B", w="A", y="A"), ValueError, "label B of bad is in x only, want it in two slots"),
         (lambda: extend.define("bad", x="B N K", w="B K", y="B N"), ValueError, "bad has no label in exactly w, y, where vmap would"),
         (lambda: extend.define("conv2d", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'conv2d', want an identifier"),
         (lambda: extend.define("matmul_nn", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'matmul_nn', want an identifier"),
@@ -221,7 +221,7 @@ def test_a_method_of_another_name_is_refused():
         refuses = gains = lambda self, call: None
         run = lambda self, call, config, operands: jax.numpy.zeros(call.shape, call.dtype)
 
-    with pytest.raises(TypeError, match="register: old_toy has a method `gains`, which nothing asks, want it as `not_preferred`"):
+    with pytest.raises(TypeError, match="register: old_toy has a method `gains`, which jaxext does not call, want `not_preferred`"):
         extend.register("matmul", Old())
 
 

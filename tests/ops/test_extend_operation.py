@@ -584,11 +584,11 @@ def test_a_call_that_does_not_fit(call, error, message):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        (lambda x: (x, x), r"gives arrays of the shapes \[\(8, 4\), \(8, 4\)\], want \[\(8, 4\)\] for \['y'\]"),
-        (lambda x: x[0], r"gives arrays of the shapes \[\(4,\)\], want \[\(8, 4\)\] for \['y'\]"),
-        (lambda x: None, r"gives arrays of the shapes \[None\], want"),
-        (lambda x: {"y": x}, r"gives arrays of the shapes \[None\], want"),
-        (lambda x: jnp.argsort(x), r"gives y in int64, want floating-point numbers, or `constant='y'` in its declaration"),
+        (lambda x: (x, x), r"returns arrays of the shapes \[\(8, 4\), \(8, 4\)\], want \[\(8, 4\)\] for \['y'\]"),
+        (lambda x: x[0], r"returns arrays of the shapes \[\(4,\)\], want \[\(8, 4\)\] for \['y'\]"),
+        (lambda x: None, r"returns arrays of the shapes \[None\], want"),
+        (lambda x: {"y": x}, r"returns arrays of the shapes \[None\], want"),
+        (lambda x: jnp.argsort(x), r"returns y in int64, want floating-point numbers, or `constant='y'` in its declaration"),
     ],
 )  # fmt: skip
 def test_a_reference_that_gives_something_else(reference, message):

@@ -156,7 +156,7 @@ def test_a_wrong_call_with_large_arrays(call, text):
 def test_a_wrong_answer_of_an_implementation():
     product = operation()
     extend.register(product, Mine())
-    said = r"told_product_\w+: `refuses` of implementation 'mine_told' gave float32\[50,40\], want"
+    said = r"told_product_\w+: `refuses` of implementation 'mine_told' returned float32\[50,40\], want"
     with pytest.raises(TypeError, match=said) as raised:
         product(A[None], A.T[None], implementation="mine_told")
     assert "0.25" not in str(raised.value)

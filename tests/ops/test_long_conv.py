@@ -130,7 +130,7 @@ def test_channels_and_batch_are_split_by_jit():
         (((5, 4), (2, 3)), {}, r"w has the shape \(2, 3\), want \(K, 4\) or \(K, 4, D\) with at least one tap"),
         (((5, 4), (0, 4)), {}, "with at least one tap"),
         (((5, 4), (2, 4)), {"skip": np.ones(3, np.float32)}, r"skip has the shape \(3,\), want \(4,\)"),
-        (((5, 4), (2, 4, 3)), {"skip": np.ones(4, np.float32)}, "as many output channels as input channels beside skip"),
+        (((5, 4), (2, 4, 3)), {"skip": np.ones(4, np.float32)}, "as many output channels as input channels, since skip"),
         (((5, 4), (2, 4)), {"gate": np.ones((5, 3), np.float32)}, r"gate has the shape \(5, 3\), want \(5, 4\)"),
         (((5, 4), (2, 4)), {"gate": np.ones((5, 4), np.int32)}, "gate is int32, want floating-point or complex numbers"),
         (((5, 4), (2, 4)), {"skip": np.ones(4, np.complex64)}, "skip is complex64, want a dtype that converts to float32"),

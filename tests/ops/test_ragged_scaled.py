@@ -358,16 +358,20 @@ A, B = np.ones((M, K), np.float32), np.ones((G, K, N), np.int8)
         (dict(lhs=A[0]), TypeError, r"lhs has the shape \(12,\), want \(M, K\)"),
         (dict(rhs=B[0]), TypeError, r"rhs has the shape \(12, 6\), want \(G, K, N\)"),
         (dict(rhs=B[0], transpose_rhs=True), TypeError, r"rhs has the shape \(12, 6\), want \(G, N, K\)"),
-        (dict(rhs=B[:, :5]), TypeError, r"the sum runs over 5 elements of rhs, of the shape \(4, 5, 6\), want 12, as lhs has"),
-        (dict(transpose_rhs=True), TypeError, r"the sum runs over 6 elements of rhs, of the shape \(4, 12, 6\), want 12, as lhs has"),
+        (dict(rhs=B[:, :5]), TypeError, r"rhs has the shape \(4, 5, 6\), with 5 elements along the contracted axis, want 12, as in lhs"),
+        (
+            dict(transpose_rhs=True),
+            TypeError,
+            r"rhs has the shape \(4, 12, 6\), with 6 elements along the contracted axis, want 12, as in lhs",
+        ),
         (dict(lhs=A.astype(np.int16)), TypeError, "lhs is int16, want floating-point numbers, or integers of at most 8 bits"),
         (dict(lhs=A.astype(np.complex64)), TypeError, "lhs is complex64, want floating-point numbers"),
         (dict(rhs=B.astype(bool)), TypeError, "rhs is bool, want floating-point numbers, or integers"),
         (dict(group_sizes=np.ones(G, np.float32)), TypeError, r"group_sizes is float32\[4\], want an integer for each of the 4 groups"),
         (dict(group_sizes=np.ones(3, np.int32)), TypeError, r"group_sizes is int32\[3\], want an integer for each of the 4 groups"),
         (dict(group_sizes=np.int32(3)), TypeError, r"group_sizes is int32\[\], want an integer for each of the 4 groups"),
-        (dict(lhs_scale=np.ones((M, 5), np.float32)), TypeError, r"lhs_scale has the shape \(12, 5\), want as many axes as lhs, which has"),
-        (dict(rhs_scale=np.ones((G, N), np.float32)), TypeError, r"rhs_scale has the shape \(4, 6\), want as many axes as rhs, which has"),
+        (dict(lhs_scale=np.ones((M, 5), np.float32)), TypeError, r"lhs_scale has the shape \(12, 5\), want as many axes as lhs, of"),
+        (dict(rhs_scale=np.ones((G, N), np.float32)), TypeError, r"rhs_scale has the shape \(4, 6\), want as many axes as rhs, of"),
         (dict(rhs_scale=np.ones((G, 0, N), np.float32)), TypeError, r"rhs_scale has the shape \(4, 0, 6\), want"),
         (dict(lhs_scale=np.ones((M, 1), np.int32)), TypeError, "lhs_scale is int32, want floating-point numbers$"),
         (dict(preferred_element_type="int32"), TypeError, "preferred_element_type is int32, want a floating-point dtype"),
@@ -399,7 +403,7 @@ def test_a_symbolic_number_of_groups():
     types = [
         jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((M, K), np.float32), ((groups, K, N), np.int8), ((groups,), np.int32))
     ]
-    with pytest.raises(TypeError, match=r"ragged_scaled_dot: rhs has the shape \(g, 12, 6\), want a number of groups that is no symbol"):
+    with pytest.raises(TypeError, match=r"ragged_scaled_dot: rhs has the shape \(g, 12, 6\), want a number of groups that is not symbolic"):
         jax.eval_shape(jaxext.ragged_scaled_dot, *types)
 
 

@@ -134,7 +134,7 @@ def test_an_update_of_no_state_is_zero():
 )
 def test_a_result_of_another_type_is_refused(function, gives):
     for call in (jaxext.linear, jax.jit(jaxext.linear, static_argnames="activation")):
-        with pytest.raises(TypeError, match=rf"linear: activation is .*, which gives .*{gives}.*, want float32\[4,6\]"):
+        with pytest.raises(TypeError, match=rf"linear: activation is .*, which returns .*{gives}.*, want float32\[4,6\]"):
             call(X, W, activation=function)
 
 

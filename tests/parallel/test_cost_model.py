@@ -246,6 +246,7 @@ REFUSED = (
     ("matmul", {}, dict(M=16, K=32), {}, "sizes has M, K; want B, M, K, N, of which B may be left out"),
     ("conv2d", {}, CONV2D | {"P": 16}, {}, "sizes has .*P; want"),
     ("matmul", {}, MATMUL | {"K": 2.0}, {}, "size of K is 2.0, want a positive integer"),
+    ("conv2d", {}, CONV2D, {"padding": "FULL"}, "padding is 'FULL', want 'SAME'"),
     ("conv2d", {}, CONV2D, {"padding": ((1, 1),)}, r"padding is \(\(1, 1\),\), want one entry for each of 2 spatial axes"),
     ("conv2d", {}, CONV2D, {"window_strides": 2}, "window_strides is 2, want one entry for each of 2 spatial axes"),
     ("conv2d", {}, CONV2D, {"lhs_dilation": (0, 1)}, "lhs_dilation is 0, want a positive integer"),

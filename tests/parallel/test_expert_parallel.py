@@ -227,12 +227,12 @@ X, W, S = jnp.ones((M, K)), jnp.ones((2, K, 3)), jnp.ones(E, jnp.int32)
 product = lambda x, w, sizes: jaxext.ragged_dot(x, w, sizes)
 WRONG = {
     "no function": (dict(experts=3), TypeError, "experts is 3, want a function"),
-    "no result": (dict(experts=lambda x, w, s: None), TypeError, "experts gives None, want an array of 48 rows"),
-    "two results": (dict(experts=lambda x, w, s: (x, x)), TypeError, r"experts gives \(.*\), want an array of 48 rows"),
+    "no result": (dict(experts=lambda x, w, s: None), TypeError, "experts returned None, want an array of 48 rows"),
+    "two results": (dict(experts=lambda x, w, s: (x, x)), TypeError, r"experts returned \(.*\), want an array of 48 rows"),
     "no x": (dict(x=None), TypeError, "x is None, want an array"),
     "sizes of text": (dict(group_sizes="1"), TypeError, "group_sizes is '1', want an array"),
     "a number for an axis": (dict(axis_name=0), TypeError, "axis_name is 0, want a name"),
-    "no rows": (dict(x=jnp.float32(1)), TypeError, r"x has shape \(\), want rows"),
+    "no rows": (dict(x=jnp.float32(1)), TypeError, r"x has the shape \(\), want \(M"),
     "sizes of two axes": (dict(group_sizes=S[None]), TypeError, r"group_sizes is int32\[1, 8\], want one axis of integers"),
     "real sizes": (dict(group_sizes=S.astype(jnp.float32)), TypeError, r"group_sizes is float\d+\[8\], want one axis of integers"),
     "too few experts": (dict(group_sizes=S[:6]), ValueError, "group_sizes has 6 experts, want a multiple of the 4 devices"),
@@ -244,13 +244,13 @@ WRONG = {
     ),
     "a number in the weights": (dict(w=[1.0]), TypeError, r"w\[0\] has shape \(\), want an axis of experts"),
     "a negative capacity": (dict(capacity=-1), ValueError, "capacity is -1, want 0 or more"),
-    "half a row": (dict(capacity=2.5), TypeError, "capacity is 2.5, want a number of rows or None"),
+    "half a row": (dict(capacity=2.5), TypeError, "capacity is 2.5, want an int or None"),
     "another axis": (dict(axis_name="z"), NameError, "axis_name is 'z', want an axis of a shard_map or pmap around the call"),
     "a list": (dict(axis_name=["x"]), TypeError, r"axis_name is \['x'\], want a name or a tuple of names"),
     "other rows": (
         dict(experts=lambda x, *_: x[1:]),
         ValueError,
-        r"experts gives the shape \(47, 6\), want 48 rows",
+        r"experts returned the shape \(47, 6\), want 48 rows",
     ),
 }
 

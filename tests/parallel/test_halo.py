@@ -200,7 +200,7 @@ def test_the_implementation_is_the_callers_also_where_ours_stand_in_for_lax():
 
 
 NEEDS_MORE = (
-    r"output has 14 rows along spatial axis 0, want a multiple of 8, the devices of 'h': 2 rows of padding more would do, it is \(0, 0\)"
+    r"output has 14 rows along spatial axis 0, want a multiple of 8, the devices of 'h': add 2 rows to the padding, which is \(0, 0\)"
 )
 
 

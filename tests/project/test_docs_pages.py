@@ -66,9 +66,10 @@ def test_a_table_that_is_stale_is_written_anew():
 def test_names_are_told_in_a_sentence():
     """The sentence is that of the documentation, which the site has in full."""
     text = (DOCS / "api" / "quantization.md").read_text()
-    line = "[`jaxext.quantization.pack_int4`](../../jaxext/quantization.py): Pack int4 or uint4 numbers, two in a byte."
+    line = "[`jaxext.quantization.pack_int4`](../../jaxext/quantization.py): Pack int4 or uint4 numbers, two per byte."
     assert (
-        f"- {line} <!-- ::: jaxext.quantization.pack_int4 -->\n" in text and tables.written(text.replace("in a byte", "in a bit")) == text
+        f"- {line} <!-- ::: jaxext.quantization.pack_int4 -->\n" in text
+        and tables.written(text.replace("two per byte", "two per bit")) == text
     )
     assert "\n::: jaxext.quantization.pack_int4\n" in tables.expanded(text, "api")
     policies = tables.expanded((DOCS / "api" / "checkpoint_policies.md").read_text(), "api")

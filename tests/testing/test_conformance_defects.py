@@ -183,7 +183,7 @@ def test_export_without_the_package_that_writes(monkeypatch):
     report = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=ONE, skip=skip)
     assert report.passed and not report.complete
     assert {row.check for row in report.rows if "flatbuffers" in row.detail} == {"export", "gradient of export"}
-    assert "2: the package flatbuffers, by which JAX writes programs, is not installed (pip install flatbuffers)" in report.summary
+    assert "2: the package flatbuffers, which JAX needs for export, is not installed (pip install flatbuffers)" in report.summary
 
 
 def test_what_one_device_leaves_out_is_said():
@@ -196,7 +196,7 @@ def test_what_one_device_leaves_out_is_said():
         f"check_op: 2 passed, 0 failed, {3 + len(skip)} skipped ({len(skip)}: not in this test; 2: one device only"
     )
     assert "one device only (XLA_FLAGS=--xla_force_host_platform_device_count=8 simulates 8 on a CPU" in report.summary
-    assert "1: no splits are declared (`splits=`, or an operation of jaxext.extend itself" in report.summary
+    assert "1: no splits are declared (pass `splits=`, or an operation of jaxext.extend as fn" in report.summary
     report.raise_if_failed()
     with pytest.raises(AssertionError, match=r"pmap +skipped  one device only\nshard_map +skipped  one device only\ncheck_op: 2 passed"):
         report.raise_if_failed(complete=True)

@@ -106,8 +106,8 @@ def test_a_kernel_of_jaxexts_operations():
     ("attributes", "rule"),
     [
         (dict(run=lambda *_: np.ones((2, 3), np.float32)),
-            "`run` of implementation 'mine' must give `call.shape` and `call.dtype`, where call.op is toy_blamed_y"),
-        (dict(refuses=lambda call: True), "`refuses` of implementation 'mine' must give what the message wants"),
+            "`run` of implementation 'mine' must return `call.shape` and `call.dtype` for toy_blamed_y"),
+        (dict(refuses=lambda call: True), "`refuses` of implementation 'mine' must return what the message wants"),
     ],
 )  # fmt: skip
 def test_a_kernel_that_answers_wrong(attributes, rule):

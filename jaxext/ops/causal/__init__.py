@@ -53,26 +53,26 @@ def causal_conv1d(
 ) -> Any:
     """Causal depthwise convolution: y[..., t, c] = activation(Σ_i w[i, c] x[..., t - (k - 1) + i, c] + bias[c]).
 
-    It means what the function of this name in the package causal-conv1d does, with the channels last.  Before the first step are zeros,
-    or the k - 1 inputs of `initial_states`.  Pieces, each with the final state of the one before, give the results of the whole.
+    It computes what `causal_conv1d_fn` of the package causal-conv1d does, with channels last.  The steps before the first are zeros, or
+    the k - 1 inputs in `initial_states`.  A long sequence can be convolved in chunks: give each the final states of the one before.
 
     Args:
       x: shape (..., T, C), floating-point.
-      w: shape (k, C); its last row meets the present step.  k is 1 or more.
+      w: shape (k, C), k ≥ 1.  Its last row multiplies the present step.
       bias: shape (C,), or None.
-      seq_idx: shape (..., T), integers: the number of each step's sequence, where several lie behind each other.  A step sees what has its
-        own number.  A number that comes back after another one would see the steps of before.
-      initial_states: shape (..., k - 1, C), or None for zeros.  With `seq_idx` they are of the first sequence of each row: zeros where a
-        new one begins.
-      return_final_states: whether to return the last k - 1 inputs too, a bool.
+      seq_idx: shape (..., T), integers, or None: the sequence to which each step belongs, if several are packed along T.  A step reads
+        only steps with its own number.  Use a number for one contiguous range only.
+      initial_states: shape (..., k - 1, C), or None for zeros.  With `seq_idx` they precede the first sequence of each row; the others
+        start from zeros.
+      return_final_states: a bool, whether to return the last k - 1 inputs too.
       activation: as in `linear`.
-      precision: as in `conv_general_dilated`, of what "xla" computes by a convolution.  Kernels multiply all bits.
-      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
+      precision: as in `conv_general_dilated`, for the convolution of "xla".  Kernels always multiply at full precision.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
-      shape (..., T, C), with the dtype of x; and, if `return_final_states`, the final state, of shape (..., k - 1, C).  Where T is less
-      than k - 1, it begins with what is left of `initial_states`, or with zeros.  With `seq_idx` it is that of the last sequence of each
-      row, with zeros in the place of other sequences.
+      shape (..., T, C), with the dtype of x.  With `return_final_states`, a pair of this and the final states, of shape (..., k - 1, C).
+      If T < k - 1, they begin with the end of `initial_states`, or with zeros.  With `seq_idx` they are those of the last sequence of each
+      row, with zeros in place of steps of other sequences.
 
     Examples:
       >>> x, w = jnp.arange(1.0, 6.0)[:, None], jnp.array([[10.0], [1.0]])
@@ -85,8 +85,7 @@ def causal_conv1d(
       [34.0, 45.0]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function;
-        `return_final_states` is not a bool.
+      TypeError: an argument has the wrong type, shape or dtype.
       ValueError: `activation` or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
@@ -106,19 +105,19 @@ def causal_conv1d_update(
     conv_state_indices: ArrayLike | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """One or several steps of `causal_conv1d`, by the inputs before them, as a model that generates takes them.
+    """One or several steps of `causal_conv1d`, from a state that holds the inputs before them, for generation.
 
-    XLA computes it.  It updates the state in place where the caller donates it: `jax.jit(..., donate_argnums=...)`.
+    XLA computes it, and updates the state in place if the caller donates it: `jax.jit(..., donate_argnums=...)`.
 
     Args:
-      x: shape (..., C), a step, or (..., T, C).
-      conv_state: shape (..., L, C): the last L inputs, L being k - 1 or more.
+      x: shape (..., C) for one step, or (..., T, C).
+      conv_state: shape (..., L, C), L ≥ k - 1: the last L inputs.
       w, bias, activation: as in `causal_conv1d`.
-      cache_seqlens: shape (...), integers: how many steps each sequence has had.  The state is a circle then: step t lies at t modulo L.
-        None: the state is in order, the latest input last.
-      conv_state_indices: shape (N,), integers, if x has the shape (N, C) or (N, T, C): which rows of `conv_state`, of shape (rows, L, C),
-        are the states of these sequences, each of another one.  The result of a sequence with a negative index is zero, and no state is
-        changed for it.
+      cache_seqlens: shape (...), integers: how many steps each sequence has had.  The state is then a circular buffer, with step t at t
+        modulo L.  None: the state is in order, with the latest input last.
+      conv_state_indices: shape (N,), integers, if x has the shape (N, C) or (N, T, C).  Sequence i uses row `conv_state_indices[i]` of
+        `conv_state`, which has the shape (rows, L, C).  No row may be used twice.  A sequence with a negative index has the result zero
+        and changes no state.
       implementation: "xla", the only one, or None.
 
     Returns:
@@ -131,7 +130,7 @@ def causal_conv1d_update(
       ([34.0], [[4.0]])
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function.
+      TypeError: an argument has the wrong type, shape or dtype.
       ValueError: the state has fewer than k - 1 steps; `activation` or `implementation` is unknown.
     """
     optional = given(bias=bias, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)

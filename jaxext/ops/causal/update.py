@@ -32,14 +32,14 @@ def update(name: str, arrays: Mapping[str, Any], activation, *, implementation: 
     x, state, w = arrays["x"], arrays["conv_state"], arrays["w"]
     indices = "conv_state_indices" in arrays
     lead, of_state = ("N", "(rows, steps, C)") if indices else ("...", "(..., steps, C)")
-    beside = " beside conv_state_indices" if indices else ""
+    beside = " with conv_state_indices" if indices else ""
     if x.ndim == 0 or state.ndim < 2 or state.shape[-1] != x.shape[-1] or indices and state.ndim != 3:
         raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {of_state}{beside}, since x has the shape {x.shape}")
     fits = x.ndim in (state.ndim - 1, state.ndim)
-    refuse_shapes(name, arrays, fits, f"({lead}, C) or ({lead}, T, C), beside conv_state {of_state}")
+    refuse_shapes(name, arrays, fits, f"({lead}, C) or ({lead}, T, C), with conv_state {of_state}")
     lead = x.shape[: state.ndim - 2]
     if state.shape[-2] < w.shape[0] - 1:
-        raise ValueError(f"{name}: conv_state has {state.shape[-2]} steps, want {w.shape[0] - 1} at least, one less than w has taps")
+        raise ValueError(f"{name}: conv_state has {state.shape[-2]} steps, want at least {w.shape[0] - 1}, one less than the taps of w")
     if not indices and state.shape[:-2] != lead:
         raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {(*lead, state.shape[-2], x.shape[-1])}")
     kind, wanted = (jnp.floating, "floating-point") if jnp.issubdtype(x.dtype, jnp.floating) else (jnp.complexfloating, "complex")

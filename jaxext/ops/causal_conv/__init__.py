@@ -65,30 +65,29 @@ def causal_conv(
     precision: Any = None,
     implementation: Any = None,
 ) -> Any:
-    """Convolution of a sequence or a video, causal along time: frame p reads the steps up to s·p, for a stride s along time.
+    """Convolution of a sequence or a video, causal along time: output frame p reads the steps up to s·p, where s is the stride along time.
 
-    Before the first step are zeros, or the steps of `state`.  Chunks, each with the state of the one before, give the frames of the whole.
-    On CPUs these are the same to the last bit, on one device: a loop computes block after block, and its body does not depend on the
-    number of frames.  A block of a video is a frame; that of a sequence is 16 steps, less with a batch.  Elsewhere the loop runs inside
-    `use_invariant` alone.
+    The steps before the first are zeros, or those in `state`.  A long input can be convolved chunk by chunk: give each chunk the state of
+    the one before, and the frames equal those of the whole input.  On a single CPU device they are also bitwise identical, because a loop
+    computes blocks of fixed size: one frame of a video, or 16 steps of a sequence (fewer with a batch).  On other platforms this loop runs
+    only inside `use_invariant`.
 
     Args:
-      x: shape (N, T, *space, C), floating-point, with none, one or two axes of space.
-      w: shape (k_t, *k, C / groups, K); its last row along time meets the present step.
-      strides: an int, or one for each axis, time first.  Unless `transpose`, T is a multiple of the stride along time: each chunk begins
-        with a frame.
-      padding: of space, as in `jaxext.conv_general_dilated`, or, if `transpose`, as in `jaxext.conv_transpose`.
-      dilation: of w, an int, or one for each axis, time first.
-      groups: of channels.  C, with one output for each channel, is depthwise.
-      transpose: whether this is a transposed convolution, with `strides` frames for each step: frame p reads the steps up to p // s.
-      state: shape (N, steps, *space, C), the steps before x: (k_t - 1)·dilation of them, and if `transpose`, ((k_t - 1)·dilation) // s.
-        None: zeros.
-      return_state: whether to return the state after x too, a bool.
+      x: shape (N, T, *space, C), floating-point, with zero, one or two spatial axes.
+      w: shape (k_t, *k, C / groups, K).  Its last row along time multiplies the present step.
+      strides: an int, or one per axis, time first.  The stride along time must divide T, unless `transpose` is set.
+      padding: along space, as in `jaxext.conv_general_dilated`, or as in `jaxext.conv_transpose` if `transpose` is set.
+      dilation: dilation of w, an int, or one per axis, time first.
+      groups: the number of groups of channels.  C groups with one output channel each are a depthwise convolution.
+      transpose: whether this is a transposed convolution, with s frames per step: frame p reads the steps up to p // s.
+      state: shape (N, steps, *space, C), the (k_t - 1)·dilation steps before x, or ((k_t - 1)·dilation) // s if `transpose` is set.  None
+        means zeros.
+      return_state: a bool, whether to return the state after x too.
       precision, implementation: as in `jaxext.conv_general_dilated`.
 
     Returns:
-      shape (N, T / s, *space, K), or (N, T·s, *space, K) if `transpose`, with the dtype of x; and, if `return_state`, the last steps of the
-      state and x, with the shape of `state`.  16-bit floats are accumulated in float32 and rounded once.
+      shape (N, T / s, *space, K), or (N, T·s, *space, K) if `transpose` is set, with the dtype of x.  16-bit floats are accumulated in
+      float32 and rounded once.  With `return_state`, a pair of this and the new state, which has the shape of `state`.
 
     Examples:
       >>> x, w = jnp.arange(1.0, 5.0).reshape(1, 4, 1), jnp.array([10.0, 1.0]).reshape(2, 1, 1)
@@ -101,10 +100,9 @@ def causal_conv(
       [1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.0, 40.0]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `strides`, `dilation` or `groups` are not ints;
-        `transpose` or `return_state` is not a bool.
+      TypeError: an argument has the wrong type, shape or dtype.
       ShardingTypeError: time or space is sharded on an explicit mesh.
-      ValueError: T is no multiple of the stride along time; `strides`, `padding`, `dilation` or `groups` has a wrong value;
+      ValueError: the stride along time does not divide T; the value of `strides`, `padding`, `dilation` or `groups` is invalid;
         `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """

@@ -124,7 +124,7 @@ def geometry_of(name: str, x: tuple[int, ...], w: tuple[int, ...], *, strides, p
       ValueError: an argument has another value, or the steps of x are no multiple of the stride.
     """
     if not 3 <= len(x) <= 5:
-        raise TypeError(f"{name}: x has the shape {x}, want (N, T, *space, C) with at most two axes of space")
+        raise TypeError(f"{name}: x has the shape {x}, want (N, T, *space, C) with at most two spatial axes")
     axes = len(x) - 2
     strides, dilation = _per_axis(name, "strides", strides, axes), _per_axis(name, "dilation", dilation, axes)
     if not isinstance(groups, int | np.integer) or isinstance(groups, bool):
@@ -167,10 +167,10 @@ def _pads(name, space, filter, strides, padding, dilation, transpose) -> Sequenc
     """The padding of the axes of space, as lax reads it."""
     rank = len(space)
     if not (isinstance(padding, str) or isinstance(padding, Sequence) and len(padding) == rank):
-        raise ValueError(f"{name}: padding is {format_value(padding)}, want a str, or a pair for each of {rank} axes of space")
+        raise ValueError(f"{name}: padding is {format_value(padding)}, want a str, or a pair for each of {rank} spatial axes")
     names = ("SAME", "VALID") if transpose else ("SAME", "SAME_LOWER", "VALID")
     if isinstance(padding, str) and padding.upper() not in names:
-        raise ValueError(f"{name}: padding is {format_value(padding)}, want one of {names}, or a pair for each of {rank} axes of space")
+        raise ValueError(f"{name}: padding is {format_value(padding)}, want one of {names}, or a pair for each of {rank} spatial axes")
     if not rank:
         return ()
     images, filters = (0, rank + 1, *range(1, rank + 1)), (rank + 1, rank, *range(rank))

@@ -49,13 +49,13 @@ def conv_general_dilated(
       padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs.  Negative padding crops.
       lhs_dilation: n dilations of the input (transposed convolution).
       rhs_dilation: n dilations of the filter (atrous convolution).
-      dimension_numbers: as in lax, such as ('NHWC', 'HWIO', 'NHWC').  None means ('NCHW', 'OIHW', 'NCHW').  Only channels last needs no
-        transposed copy.
+      dimension_numbers: as in lax, such as ('NHWC', 'HWIO', 'NHWC').  None means ('NCHW', 'OIHW', 'NCHW').  Other layouts than channels
+        last are transposed, which copies.
       feature_group_count, batch_group_count: as in lax.
       precision: None, a `jax.lax.Precision`, a string, or a pair of either.
-      preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of lhs and rhs, which is one.
+      preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of lhs and rhs, which must be the same.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
       the result, in the layout given by `dimension_numbers`.
@@ -132,11 +132,12 @@ def conv_transpose(
       rhs: the filter, of rank n + 2.
       strides: n fractional strides.  Each spatial axis of the result is longer by about this factor.
       padding: 'SAME', 'VALID' or n (low, high) pairs.
-      rhs_dilation, dimension_numbers, precision, preferred_element_type: as in `conv_general_dilated`, but the default layout is channels
-        last, such as ('NHWC', 'HWIO', 'NHWC').
-      transpose_kernel: flip the filter's spatial axes and swap its channel axes, which gives the gradient of a convolution.
-      use_consistent_padding: interpret `padding` as the padding of the convolution of which this is the gradient.
-      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
+      rhs_dilation, dimension_numbers: as in `conv_general_dilated`, but the default layout is channels last, such as ('NHWC', 'HWIO',
+        'NHWC').
+      transpose_kernel: whether to flip the filter's spatial axes and swap its channel axes, which gives the gradient of a convolution.
+      precision, preferred_element_type: as in `conv_general_dilated`.
+      use_consistent_padding: whether `padding` is the padding of the convolution whose gradient this is.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
       the shape of `lhs`, with the output channels of `rhs` and longer spatial axes.

@@ -151,10 +151,12 @@ def _refuse_large(window, *others):
     }
     for name, sizes in numbers.items():
         if any(isinstance(n, int | np.integer) and not -(2**31) <= n < 2**31 for n in sizes):
-            raise ValueError(f"conv_general_dilated: {name} has the spatial sizes {format_value(sizes)}, want what 32 bits can count")
+            raise ValueError(f"conv_general_dilated: {name} has the spatial sizes {format_value(sizes)}, want sizes that fit in 32 bits")
     result = [int(n) for n in (*others, *window.output) if isinstance(n, int | np.integer)]
     if math.prod(result) >= 2**63:
-        raise ValueError(f"conv_general_dilated: the result has the spatial sizes {window.output}, want what 64 bits can count")
+        raise ValueError(
+            f"conv_general_dilated: the result has the spatial sizes {window.output}, want a number of elements that fits in 64 bits"
+        )
 
 
 def _channels_last(spec):

@@ -41,21 +41,22 @@ def linear(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Matrix product with a fused epilogue: y[..., n] = activation(Σ_k x[..., k] w[k, n] + bias[n]) + residual[..., n].
+    """Matmul with a fused epilogue: y[..., n] = activation(Σ_k x[..., k] w[k, n] + bias[n]) + residual[..., n].
 
     Args:
-      x: shape (..., K), of any dtype that `matmul` takes.
+      x: shape (..., K), of any dtype that `matmul` accepts.
       w: shape (K, N).
       bias: shape (N,), of a dtype that converts to the result's, or None.
-      activation: "relu", "relu6", "gelu" (exact), "gelu_tanh" (its approximation, the default of `jax.nn.gelu`), "silu" or "swish",
-        "sigmoid", "tanh", "leaky_relu" (with the slope 0.01), "squared_relu" (relu(z)²), or any elementwise function.  A function of jax.nn
-        that is one of these, such as `jax.nn.silu`, counts as its name.  Another function may close over traced values.  It follows the
-        product, of which it gets the result.
-      residual: shape (..., N), of a dtype as that of bias, or None.  It is added after the activation.
-      precision, out_sharding: as in `matmul`.
-      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and residual does not count.
-      implementation: the name of an implementation, also used for all derivatives; "xla" is the composition.  None selects one
-        automatically.
+      activation: "relu", "relu6", "gelu" (exact), "gelu_tanh" (approximate, the default of `jax.nn.gelu`), "silu" or "swish", "sigmoid",
+        "tanh", "leaky_relu" (slope 0.01), "squared_relu" (relu(z)²), or an elementwise function.  A function of jax.nn that is one of
+        these, such as `jax.nn.silu`, counts as its name.  Any other function is applied after the kernel, and may close over traced
+        values.
+      residual: shape (..., N), of a dtype that converts to the result's, or None.  It is added after the activation.
+      precision: as in `matmul`.
+      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w, whatever the dtypes of bias and residual.
+      out_sharding: as in `matmul`.
+      implementation: the name of an implementation, also used for derivatives.  "xla" is the composition of jnp operations.  None selects
+        one.
 
     Returns:
       shape (..., N).
@@ -65,9 +66,8 @@ def linear(
       (5, 2, 4)
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function, or is given
-        for a result of integers.
-      ValueError: `activation` or `implementation` is unknown.
+      TypeError: an argument has the wrong type, shape or dtype; `activation` is given for a result of integers.
+      ValueError: `activation` or `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
@@ -130,12 +130,14 @@ def conv_bias_act(
     """Convolution with a fused epilogue: activation(conv_general_dilated(x, w, ...) + bias) + residual.
 
     Args:
-      x, w: the input and the filter, `lhs` and `rhs` of `conv_general_dilated`.  A transposed convolution has an `lhs_dilation`.
-      window_strides, ..., precision, out_sharding: as in `conv_general_dilated`.
-      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and residual does not count.
+      x, w: the input and the filter, `lhs` and `rhs` of `conv_general_dilated`.
+      window_strides, ..., precision: as in `conv_general_dilated`.  A transposed convolution has an `lhs_dilation`.
+      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w, whatever the dtypes of bias and residual.
       bias: shape (output channels,), or None.
+      activation: as in `linear`.
       residual: the shape of the result, or None.  It is added after the activation.
-      activation, implementation: as in `linear`.
+      out_sharding: as in `conv_general_dilated`.
+      implementation: as in `linear`.
 
     Returns:
       the result, in the layout given by `dimension_numbers`.

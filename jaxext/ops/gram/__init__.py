@@ -24,18 +24,18 @@ def gram(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """The product of a matrix with its own transpose, as `x @ x.mT`: y[..., i, j] = Σ_k x[..., i, k] x[..., j, k].
+    """The product of a matrix with its own transpose, `x @ x.mT`: y[..., i, j] = Σ_k x[..., i, k] x[..., j, k].
 
-    It does half of the work where x is large (from 768 rows and 512 columns on, on a CPU), and y is symmetric to the last bit.  Its tangent
-    is symmetric, too, and takes one product.  Where devices split the columns, each does half of its part.  Where they split the rows,
-    each gathers x and computes all of its rows of y.  Then y is symmetric but for rounding; so it is if x is complex, and where XLA's
-    partitioner alone splits the program, such as in a `shard_map` over some of several axes.
+    For a large x (on a CPU, 768 rows and 512 columns or more) it does half of the work.  y is exactly symmetric if x is real, except in
+    two cases, where it is symmetric up to rounding: devices split the rows, or only XLA's partitioner splits the program, as in a
+    `shard_map` over some of several axes.  The tangent is symmetric too, and takes one product.  If devices split the columns, each does
+    half of the work for its columns.  If they split the rows, each gathers x and computes its rows of y in full.
 
     Args:
-      x: shape (..., M, K), of any dtype that `jax.numpy.matmul` takes.  Complex numbers are not conjugated.
+      x: shape (..., M, K), of any dtype that `jax.numpy.matmul` accepts.  Complex numbers are not conjugated.
       precision, preferred_element_type: as in `matmul`.
-      out_sharding: of the result, on explicit meshes.  By default rows are sharded as those of x.
-      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
+      out_sharding: sharding of the result on an explicit mesh.  By default its rows are sharded as those of x.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
       shape (..., M, M).
@@ -46,7 +46,7 @@ def gram(
 
     Raises:
       TypeError: x is not an array with two axes or more.
-      ValueError: `implementation` is unknown.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
@@ -64,18 +64,18 @@ def newton_schulz(
 ) -> jax.Array:
     """The Newton-Schulz iteration of the optimizer Muon, which moves all singular values of a matrix towards 1.
 
-    x is divided by its Frobenius norm.  Then each step is x ← a x + (b A + c A Aᵀ) x with A = x xᵀ, and coefficients (a, b, c).  With the
-    coefficients of Muon, singular values become about 0.7 to 1.2 after five steps, and singular vectors stay.
+    x is divided by its Frobenius norm.  Each step is then x ← a x + (b A + c A Aᵀ) x, where A = x xᵀ and (a, b, c) are the coefficients.
+    With the default coefficients, which are Muon's, five steps move most singular values into about 0.7 to 1.2.  The singular vectors
+    stay.
 
-    Two of the three products of a step are `gram`, of the shorter side of x, and the sums are done by the products' own kernels.  Where
-    devices split the longer side, a step adds up one square matrix over them.
+    Two of the three products of a step are a `gram`, over the shorter side of x, and the kernels of the products also add.  If devices
+    split the longer side, each step sums one square matrix over them.
 
     Args:
-      x: floating-point numbers of shape (..., M, N): matrices, such as those of several layers.  The sum of the squares of one must be in
-        the range of float32.
-      steps: how many.
+      x: shape (..., M, N), floating-point: one or more matrices.  The sum of squares of each must be in the range of float32.
+      steps: the number of steps.
       coefficients: three numbers, or three for each step.
-      eps: added to the norm.
+      eps: a number that is added to the norm.
       precision, implementation: as in `gram`.
 
     Returns:
@@ -87,9 +87,10 @@ def newton_schulz(
       True
 
     Raises:
-      TypeError: x is not a floating-point array with two axes or more; `steps` is not an int; `coefficients` are not triples; `eps` is
-        not a number.
-      ValueError: `steps` is negative, there are not as many triples as steps, or `implementation` is unknown.
+      TypeError: x is not a floating-point array with two axes or more; `steps` is not an int; `coefficients` are not triples; `eps` is not
+        a number.
+      ValueError: `steps` is negative; `eps` is negative or not finite; the number of triples differs from the number of steps;
+        `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision)

@@ -60,7 +60,7 @@ def _triples(name: str, steps: int, coefficients: Any) -> tuple[Triple, ...]:
 
     if triple(coefficients):
         return (tuple(map(float, coefficients)),) * steps
-    wanted = f"want three numbers, or as many times three as there are steps, {steps}"
+    wanted = f"want three numbers, or three for each of the {steps} steps"
     if not isinstance(coefficients, Sequence) or not all(map(triple, coefficients)):
         raise TypeError(f"{name}: coefficients is {format_value(coefficients)}, {wanted}")
     if len(coefficients) != steps:

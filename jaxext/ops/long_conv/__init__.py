@@ -31,27 +31,26 @@ def long_conv(
     precision=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Long convolution: y[..., t, c] = gate[..., t, c] (Σ_s w[s, c] x[..., t - s, c] + skip[c] x[..., t, c]).
+    """Long convolution: y[..., t, c] = gate[..., t, c] (Σ_s w[s, c] x[..., t - s, c] + skip[c] x[..., t, c]), with zeros outside x.
 
-    What the sum reads before the first step, or behind the last, is zero.  The sum is taken by the FFT or directly.  The direct sum has the
-    error of each element in proportion to the terms of that element.  Of the FFT it is about 1e-7 ‖x[..., c]‖ ‖w[:, c]‖ for all elements of
-    a channel in float32, also because of steps that an element does not read; an infinity or a NaN spreads over its channel.  Name "xla"
-    for the direct sum.
+    The sum is computed by FFT or directly.  In the direct sum, the error of each element is proportional to that element's own terms.  In
+    the FFT, it is about 1e-7 ‖x[..., c]‖ ‖w[:, c]‖ in float32 for every element of a channel, and an infinity or NaN spreads over its
+    channel.  For the direct sum, pass `implementation="xla"`.
 
     Args:
       x: shape (..., T, C), floating-point or complex.
-      w: shape (K, C), a filter for each channel, or (K, C, D), dense, for y[..., t, d] = Σ_s,c w[s, c, d] x[..., t - s, c].  Its first row
-        meets the present step, unlike that of `causal_conv1d`.  K is 1 or more, also more than T.  Its dtype may be wider than that of x.
-      skip: shape (C,), or None for zeros.  With a dense filter C is D.
+      w: shape (K, C), one filter per channel, or (K, C, D), dense: y[..., t, d] = Σ_s,c w[s, c, d] x[..., t - s, c].  Its first row
+        multiplies the present step, unlike that of `causal_conv1d`.  K is at least 1, and may exceed T.  Its dtype may be wider than that
+        of x.
+      skip: shape (C,), or None for zeros.  With a dense filter, C must equal D.
       gate: exactly the shape of the result, or None for ones.
-      causal: whether the sum reads the present step and those before.  False: it is centred, and reads x[..., t + (K - 1) // 2 - s, c],
-        as `jax.numpy.convolve` with the mode "same".
-      precision: as in `conv_general_dilated`, of the direct sum.  The FFT multiplies all bits.
-      implementation: "fft", "xla" (the direct sum), or the name of one of yours, also used for all derivatives; None selects one
-        automatically.
+      causal: a bool, whether the sum reads only the present step and those before.  If False it is centred and reads x[..., t + (K - 1) //
+        2 - s, c], as `jax.numpy.convolve` does in the mode "same".
+      precision: as in `conv_general_dilated`, for the direct sum.  The FFT always multiplies at full precision.
+      implementation: "fft", "xla" (the direct sum), or one that you registered, also used for derivatives.  None selects one.
 
     Returns:
-      shape (..., T, C), or (..., T, D), with the dtype of x.  It is rounded to that once.
+      shape (..., T, C), or (..., T, D), with the dtype of x, rounded once.
 
     Examples:
       >>> x, w = jnp.arange(1.0, 5.0)[:, None], jnp.array([[1.0], [10.0], [100.0]])
@@ -61,7 +60,7 @@ def long_conv(
       [1001.0, 2012.0, 3123.0, 4234.0]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `causal` is not a bool.
+      TypeError: an argument has the wrong type, shape or dtype.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
@@ -89,7 +88,7 @@ def _refuse(name: str, arrays: Mapping[str, jax.Array]) -> None:
     if "skip" in arrays:
         refuse_shape(name, "skip", arrays["skip"], x.shape[-1:], "an element for each channel")
         if w.shape[-1] != x.shape[-1]:
-            raise TypeError(f"{name}: w has the shape {w.shape}, want as many output channels as input channels beside skip")
+            raise TypeError(f"{name}: w has the shape {w.shape}, want as many output channels as input channels, since skip is given")
     if "gate" in arrays:
         refuse_shape(name, "gate", arrays["gate"], (*x.shape[:-1], w.shape[-1]), "the shape of the result")
 

@@ -29,15 +29,15 @@ def matmul(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Matrix product, as `jax.numpy.matmul`: c[..., m, n] = Σ_k a[..., m, k] b[..., k, n].
+    """Matrix multiplication, as `jax.numpy.matmul`: c[..., m, n] = Σ_k a[..., m, k] b[..., k, n].
 
     Args:
       a: shape (..., M, K) or (K,).
-      b: shape (..., K, N) or (K,); leading axes broadcast against those of `a`.
+      b: shape (..., K, N) or (K,).  Leading axes broadcast against those of `a`.
       precision: as in `jax.lax.dot_general`.
       preferred_element_type: dtype of accumulation and result.  Defaults to the promoted dtype of the operands.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
       shape (..., M, N), without M if `a` is a vector and without N if `b` is one.
@@ -67,8 +67,8 @@ def dot_general(
 ) -> jax.Array:
     """General tensor product, as `jax.lax.dot_general`: out[b, m, n] = Σ_k lhs[b, m, k] rhs[b, k, n], for axes in any order.
 
-    Each of b, m, n and k stands for any number of axes.  An operand is not copied if its batch axes come first and its contracted axes lie
-    together, before or after its free axes.  Exception: if both operands are transposed, one is copied.
+    Each of b, m, n and k stands for any number of axes.  An operand is not copied if its batch axes come first and its contracted axes are
+    adjacent, before or after its free axes.  If both operands are transposed, one is copied.
 
     Args:
       lhs, rhs: arrays of any rank.
@@ -76,7 +76,7 @@ def dot_general(
       precision: None, a `jax.lax.Precision`, a string, a pair of either, or a `jax.lax.DotAlgorithmPreset`.
       preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of the operands.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
       shape: batch axes, free axes of `lhs`, free axes of `rhs`.

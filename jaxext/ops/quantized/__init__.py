@@ -28,21 +28,21 @@ def quantized_matmul(
     out_sharding: NamedSharding | P | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """The product with a quantised matrix: x @ ((w.qvalue - w.zero_point) * w.scale).
+    """Matmul with a quantised matrix: x @ ((w.qvalue - w.zero_point) * w.scale).
 
     Args:
       x: shape (..., K), floating-point.
-      w: a `Quantized` of shape (K, N), or an object with the attributes `qvalue`, `scale` and perhaps `zero_point`, as qwix's QArray.
+      w: a `Quantized` of shape (K, N), or an object with the attributes `qvalue`, `scale` and perhaps `zero_point`, such as qwix's QArray.
       precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
-      preferred_element_type: dtype of the result.  None: that of x.  Sums are kept in float32, or more.
-      out_sharding: of the result, on explicit meshes.
-      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
+      preferred_element_type: dtype of the result.  Defaults to that of x.  Accumulation is in float32 or wider.
+      out_sharding: sharding of the result on an explicit mesh.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
       shape (..., N).
 
-    It is differentiable in x and in the scale, to any order.  `qvalue` and `zero_point` are constants there: that another scale would round
-    to other integers is no part of the derivative.
+    It is differentiable in x and in the scale, to any order.  The derivative takes `qvalue` and `zero_point` as constants, although
+    another scale would have rounded to other integers.
 
     Examples:
       >>> w = jnp.array([[127.0, -1.0], [1.0, 127.0]])
@@ -50,8 +50,9 @@ def quantized_matmul(
       [128.0, 126.0]
 
     Raises:
-      TypeError: an argument has the wrong type, or its shape or dtype does not fit.
-      ValueError: a zero point is outside the range of `qvalue`, where its value is known; `implementation` is unknown.
+      TypeError: an argument has the wrong type, shape or dtype.
+      ValueError: a zero point is outside the range of `qvalue` (checked if its value is known); `implementation` is unknown;
+        `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
@@ -69,28 +70,28 @@ def fp8_matmul(
     out_sharding: NamedSharding | P | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """x @ w in 8-bit floats, for training: float8_e4m3fn forward, float8_e5m2 for cotangents, with a scale for each array.
+    """x @ w in 8-bit floats, for training: float8_e4m3fn forward and float8_e5m2 for cotangents, with one scale per array.
 
-    The arrays stay wide.  Each is divided by its scale, rounded and saturated where it enters a product, and the derivative takes rounding
-    for the identity.  What is saved for the gradients has 8 bits.  The gradients are those of the rounded arrays and of the rounded
-    cotangent, and have the dtypes of x and w.
+    x, w and the result are wide.  Each factor is divided by its scale, saturated and rounded to 8 bits right before it is multiplied, and
+    the 8-bit arrays are what is saved for the backward pass.  The derivative treats rounding as the identity.  The gradients are those of
+    the rounded arrays and the rounded cotangent, with the dtypes of x and w.
 
     Args:
       x: shape (..., K), floating-point.
       w: shape (K, N), floating-point.
-      x_scale, w_scale, gradient_scale: shape ().  An array over its scale is rounded to 8 bits.  None: its largest absolute number over the
-        largest number of the dtype (current scaling).  For delayed scaling give what earlier steps have shown: the largest absolute number
-        of some steps, over 448 for x and w, and over 57,344 for cotangents.  Zero counts as one.
-      preferred_element_type: dtype of the result.  None: that of x.  Sums are kept in float32, or more.
-      out_sharding: of the result, on explicit meshes.
-      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
+      x_scale, w_scale, gradient_scale: shape ().  None means the array's largest absolute value divided by the dtype's largest number
+        (current scaling).  For delayed scaling, pass the largest absolute value of some earlier steps, divided by 448 for x and w and by
+        57,344 for cotangents.  Zero counts as one.
+      preferred_element_type: dtype of the result.  Defaults to that of x.  Accumulation is in float32 or wider.
+      out_sharding: sharding of the result on an explicit mesh.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
       shape (..., N).
 
-    In a `shard_map` the largest number is that of a device's part, under vmap that of an example.  Where vmap maps the scale of the other
-    factor alone, the cotangents of the examples are added before they are rounded.  Forward mode does not round tangents.  Derivatives are
-    of first order.
+    The largest absolute value is that of a device's part inside a `shard_map`, and that of one example under `vmap`.  If `vmap` maps only
+    the scale of the other factor, the cotangents of the examples are summed before they are rounded.  Forward mode does not round
+    tangents.  Only first derivatives are supported.
 
     Examples:
       >>> x, w = jnp.array([[7.0, 3.5]]), jnp.array([[7.0], [1.75]])
@@ -98,8 +99,8 @@ def fp8_matmul(
       55.125
 
     Raises:
-      TypeError: an argument is not an array of floating-point numbers, or its shape does not fit; a derivative of a derivative is taken.
-      ValueError: `implementation` is unknown.
+      TypeError: an argument has the wrong type, shape or dtype; a derivative of a derivative is taken.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     scales = given(x_scale=x_scale, w_scale=w_scale, gradient_scale=gradient_scale)

@@ -111,7 +111,7 @@ def _constant(x: jax.Array) -> jax.Array:
 
 @_constant.defjvp
 def _(primals, tangents):
-    raise TypeError("fp8_matmul: a derivative of its derivative is asked for, want one of first order: rounded numbers have no other")
+    raise TypeError("fp8_matmul: a derivative of its derivative is taken, want first derivatives only, since rounding has no others")
 
 
 def _labels(rows: int, slot: str = "x", levels: Sequence[tuple[bool, bool]] = ()) -> dict[str, list]:

@@ -33,12 +33,13 @@ _DTYPES = {8: jnp.int8, 4: jnp.int4}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """An array of small numbers with scales: (qvalue - zero_point) scale.  A pytree, so vmap, jit and shardings apply to its arrays.
+    """An array of small numbers with scales, whose values are (qvalue - zero_point) scale.  It is a pytree of its arrays.
 
     Attributes:
-      qvalue: integers of 4 or 8 bits, or 8-bit floats.  `unpack_int4` makes int4 of two packed in a byte.
-      scale: floating-point, with as many axes.  Each size divides that of `qvalue`, and an element belongs to a block of equal size.
-      zero_point: None, or numbers of the shape of `scale`.
+      qvalue: integers of 4 or 8 bits, or 8-bit floats.  `unpack_int4` gives int4 from bytes that hold two each.
+      scale: floating-point, with as many axes as `qvalue`.  Each size divides that of `qvalue`, whose axis is cut into that many equal
+        blocks.
+      zero_point: numbers with the shape of `scale`, or None.
     """
 
     qvalue: jax.Array
@@ -50,7 +51,7 @@ class Quantized:
         return self.qvalue.shape
 
     def dequantize(self) -> jax.Array:
-        """The values, with the dtype of the scale, but float32 for scales of fewer bits."""
+        """Return the values, with the dtype of the scale, or float32 if that has fewer bits."""
         checked("dequantize", {"qvalue": self.qvalue, "scale": self.scale} | given(zero_point=self.zero_point))
         wide = summed(self.scale.dtype)
         _refuse_scale("dequantize", "", self.scale.shape, self.qvalue)
@@ -70,9 +71,9 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
     if not jnp.issubdtype(w.dtype, jnp.floating):
         raise TypeError(f"{name}: w is {w.dtype}, want floating-point numbers")
     if not (symmetric or jnp.issubdtype(dtype, jnp.integer)):
-        raise ValueError(f"{name}: symmetric is {symmetric} and dtype {dtype}, want integers: floats are finest around zero")
+        raise ValueError(f"{name}: symmetric is {symmetric} and dtype is {dtype}, want symmetric=True, or an integer dtype")
     if symmetric and jnp.issubdtype(dtype, jnp.unsignedinteger):
-        raise ValueError(f"{name}: symmetric is {symmetric} and dtype {dtype}, which has no negative numbers, want symmetric=False")
+        raise ValueError(f"{name}: symmetric is {symmetric} and dtype is {dtype}, which has no negative numbers, want symmetric=False")
     parts, over = _blocks(name, w.shape, group, axis)
     blocks = divided(w.astype(summed(w.dtype)), parts)
     low, high = limits(dtype)
@@ -95,10 +96,10 @@ def _blocks(name: str, shape: tuple[int, ...], group: int | None, axis: int | No
     parts = [[n] for n in shape]
     for argument, value in {"axis": axis, "group": group}.items():
         if not isinstance(value, numbers.Integral | None) or isinstance(value, bool):
-            raise TypeError(f"{name}: {argument} is {format_value(value)}, want a whole number, or None")
+            raise TypeError(f"{name}: {argument} is {format_value(value)}, want an int or None")
     if axis is None:
         if group is not None:
-            raise ValueError(f"{name}: group is {group} without an axis, want None: one scale for all of w")
+            raise ValueError(f"{name}: group is {group} and axis is None, want group=None: there is one scale for all of w")
         return parts, tuple(range(len(shape)))
     if not -len(shape) <= axis < len(shape):
         want = "0, the axis of a vector, or None" if len(shape) == 1 else f"one of the {len(shape)} axes of w, or None"
@@ -107,7 +108,7 @@ def _blocks(name: str, shape: tuple[int, ...], group: int | None, axis: int | No
     length = shape[axis]
     size = length if group is None else group
     if group is not None and (group < 1 or length % group):
-        raise ValueError(f"{name}: group is {group}, want one that divides {length}, the size of axis {axis} of w")
+        raise ValueError(f"{name}: group is {group}, want a divisor of {length}, the size of axis {axis} of w")
     parts[axis] = [length // size if size else 1, size]
     return parts, (axis + 1,)
 
@@ -137,7 +138,7 @@ def dtype_of(name: str, bits: int, dtype) -> np.dtype:
         return jnp.dtype(_DTYPES[bits])
     dtype = dtype_named(name, "dtype", dtype)
     if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number) or dtype == jnp.float8_e8m0fnu:
-        raise TypeError(f"{name}: dtype is {dtype}, want numbers of at most 8 bits, zero among them")
+        raise TypeError(f"{name}: dtype is {dtype}, want one of at most 8 bits that has a zero")
     return dtype
 
 
@@ -146,7 +147,9 @@ def matmul(name: str, x: Any, w: Any, *, precision, preferred_element_type, out_
     missing = [field for field in ("qvalue", "scale") if not hasattr(w, field)]
     if missing:
         what = f"{name}: w is {format_value(w)}"
-        raise TypeError(f"{what}, want a Quantized, such as jaxext.quantization.quantize(w), or what has its attributes {missing[0]}, ...")
+        raise TypeError(
+            f"{what}, want a Quantized, such as jaxext.quantization.quantize(w), or an object with its attributes, such as {missing[0]}"
+        )
     arrays = {"x": x, "w.qvalue": w.qvalue, "w.scale": w.scale}
     if (zero := getattr(w, "zero_point", None)) is not None:
         arrays["w.zero_point"] = zero
@@ -169,20 +172,20 @@ def _refuse_scale(name: str, where: str, scale: tuple[int, ...], q: jax.Array) -
     bytes_of_two = q.ndim and q.dtype in (jnp.int8, jnp.uint8)
     if bytes_of_two and not blocks_fit(scale, q.shape) and blocks_fit(scale, (*q.shape[:-1], 2 * q.shape[-1])):
         got = f"{where}qvalue is {q.dtype} of the shape {q.shape}, and {where}scale has the shape {scale}"
-        raise TypeError(f"{name}: {got}, which fits twice as many columns: of int4 in bytes, want unpack_int4({where}qvalue)")
+        raise TypeError(f"{name}: {got}, as if each byte held two int4: want unpack_int4({where}qvalue)")
     scaled.refuse_blocks(name, f"{where}scale", scale, f"{where}qvalue", q.shape)
 
 
 def _refuse_zeros(name: str, zero: jax.Array, wanted: tuple[int, ...], dtype) -> None:
     if zero.shape != wanted:
-        raise TypeError(f"{name}: w.zero_point has the shape {zero.shape}, want {wanted}, that of the scale")
+        raise TypeError(f"{name}: w.zero_point has the shape {zero.shape}, want {wanted}, the shape of w.scale")
     if not (jnp.issubdtype(zero.dtype, jnp.integer) or jnp.issubdtype(zero.dtype, jnp.floating)):
         raise TypeError(f"{name}: w.zero_point is {zero.dtype}, want real numbers")
     if jnp.issubdtype(dtype, jnp.integer) and not isinstance(zero, Tracer) and zero.dtype != dtype and zero.size:
         (low, high), values = limits(dtype), np.asarray(zero, np.float64)
         if not (low <= values.min() and values.max() <= high):
             got = f"{values.min():g} to {values.max():g}"
-            raise ValueError(f"{name}: w.zero_point is from {got}, want {low:g} to {high:g}, as {dtype} can be")
+            raise ValueError(f"{name}: w.zero_point has values from {got}, want {low:g} to {high:g}, the range of {dtype}")
 
 
 def _matmul(name, x, q, scale, *zeros, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
@@ -213,7 +216,7 @@ def packed(name: str, q: Any) -> jax.Array:
     if q.dtype not in (jnp.int4, jnp.uint4):
         raise TypeError(f"{name}: q is {q.dtype}, want int4 or uint4")
     if q.ndim < 1 or q.shape[-1] % 2:
-        raise ValueError(f"{name}: q has the shape {q.shape}, want a last axis of an even size")
+        raise ValueError(f"{name}: q has the shape {q.shape}, want an even size of the last axis")
     pairs = divided(q, [*([n] for n in q.shape[:-1]), [q.shape[-1] // 2, 2]])
     return lax.bitcast_convert_type(pairs, jnp.uint8)
 
@@ -222,7 +225,7 @@ def unpacked(name: str, packed: Any, dtype) -> jax.Array:
     """The inverse of `packed`."""
     (packed,) = checked(name, {"packed": packed}).values()
     if packed.dtype not in (jnp.int8, jnp.uint8) or packed.ndim < 1:
-        raise TypeError(f"{name}: packed is {packed.dtype}{list(packed.shape)}, want bytes with an axis or more")
+        raise TypeError(f"{name}: packed is {packed.dtype}{list(packed.shape)}, want int8 or uint8 with at least one axis")
     if (dtype := dtype_named(name, "dtype", dtype)) not in (jnp.int4, jnp.uint4):
         raise TypeError(f"{name}: dtype is {dtype}, want int4 or uint4")
     pairs = lax.bitcast_convert_type(packed, dtype)

@@ -37,12 +37,12 @@ def ragged_dot(
     *,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Matrix product of groups of rows, as `jax.lax.ragged_dot`: out[m, n] = Σ_k lhs[m, k] rhs[group of m, k, n].
+    """Matmul of groups of rows, as `jax.lax.ragged_dot`: out[m, n] = Σ_k lhs[m, k] rhs[group of m, k, n].
 
     The first `group_sizes[0]` rows are the first group, and so on.  Sizes may be zero.  Rows after the last group are zero in the result
-    and are not read: neither they nor their cotangents reach a result or a gradient, not even as NaN.
+    and are not read: not even a NaN in them or in their cotangents reaches a result or a gradient.
 
-    lax leaves other sizes undefined.  Here a negative size counts as zero, and the part of a group beyond the last row is not there.
+    lax leaves invalid sizes undefined.  Here a negative size counts as zero, and a group that would exceed the last row ends there.
 
     Args:
       lhs: shape (M, K).
@@ -50,10 +50,10 @@ def ragged_dot(
       group_sizes: shape (G,), of any integer dtype.
       precision: as in `jax.lax.dot_general`.
       preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of the operands.
-      group_offset: shape (1,), an integer: rhs holds the groups from this one on.  `group_sizes` may then have more entries than rhs has
-        groups, and the rows of groups that rhs does not have are zero.  None means 0.
+      group_offset: shape (1,), an integer: the first group that rhs holds.  `group_sizes` may then be longer than rhs, and the rows of
+        groups that rhs lacks are zero in the result.  None means 0.
       out_sharding: sharding of the result on an explicit mesh.  None derives it from the operands.
-      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
       shape (M, N).
@@ -63,9 +63,9 @@ def ragged_dot(
       [[2.0, 4.0], [2.0, 4.0], [18.0, 20.0], [18.0, 20.0], [0.0, 0.0]]
 
     Raises:
-      TypeError: an argument is not an array, or its rank, shape or dtype does not fit.
+      TypeError: an argument has the wrong type, shape or dtype.
       Exception: any other error that `jax.lax.ragged_dot` raises.
-      ValueError: `implementation` is unknown.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
@@ -85,27 +85,32 @@ def ragged_dot_general(
     *,
     implementation: str | None = None,
 ) -> jax.Array:
-    """General tensor product with one ragged axis of lhs, as `jax.lax.ragged_dot_general`.  The kind of that axis tells what is computed:
+    """General tensor product with one ragged axis of lhs, as `jax.lax.ragged_dot_general`.
 
-    - one of the rows m of lhs: out[b, m, n] = Σ_k lhs[b, m, k] rhs[group of m, b, k, n]
-    - one of the contracted axes k: out[g, b, m, n] = Σ_{k in group g} lhs[b, m, k] rhs[b, k, n]
-    - one of the batch axes b: out[b, m, n] = Σ_k lhs[b, m, k] rhs[b, k, n], with zeros for the b after the last group
+    The kind of the ragged axis determines the result:
 
-    b, m, k and n stand for any number of axes, in any order.  What is in no group is not read, and other sizes are as in `ragged_dot`.  An
-    operand is copied unless its axes are in this order: batch axes, the axes before the ragged one, the other axes of its kind, the ragged
-    one, and the rest; of rhs, batch axes, groups, then k and n or n and k.  A ragged batch copies both operands.
+    - a free axis m of lhs: out[b, m, n] = Σ_k lhs[b, m, k] rhs[group of m, b, k, n]
+    - a contracted axis k: out[g, b, m, n] = Σ_{k in group g} lhs[b, m, k] rhs[b, k, n]
+    - a batch axis b: out[b, m, n] = Σ_k lhs[b, m, k] rhs[b, k, n], with zeros for each b after the last group
+
+    Each of b, m, k and n stands for any number of axes, in any order.  Elements that belong to no group are not read, and invalid sizes
+    count as in `ragged_dot`.  lhs is not copied if its axes are in this order: batch axes, the axes of the ragged axis's kind with the
+    ragged axis last, all others.  rhs is not copied if it has the batch axes first, then the groups, then k and n or n and k.  A ragged
+    batch axis copies both.
 
     Args:
       lhs, rhs: arrays.
-      group_sizes: shape (G,), or (*outer, G) with sizes for each element of the batch axes (unless one is ragged) and of the axes of lhs
-        that are of the same kind as the ragged one and before it.
-      ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`: contracted and batch axes, the ragged axis of lhs, and the axis
-        of the groups of rhs, which it has if the rows are ragged.
-      precision, preferred_element_type, group_offset, out_sharding, implementation: as in `ragged_dot`.  If rhs has no groups,
-        `group_offset` shifts the groups of the result by as many, and those that `group_sizes` does not have are empty.
+      group_sizes: shape (G,), or (*outer, G) with sizes for each element of the batch axes (unless one of them is ragged) and of the axes
+        of lhs that are of the ragged axis's kind and before it.
+      ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`: the contracted and batch axes, the ragged axis of lhs, and the
+        axis of rhs for the groups, which it has if a free axis is ragged.
+      precision, preferred_element_type: as in `ragged_dot`.
+      group_offset: as in `ragged_dot`.  If rhs has no groups, the groups of the result start at this one, and those that `group_sizes`
+        lacks are empty.
+      out_sharding, implementation: as in `ragged_dot`.
 
     Returns:
-      shape: batch axes, free axes of `lhs`, free axes of `rhs`, and before them the groups if the contraction is ragged.
+      shape: batch axes, free axes of `lhs`, free axes of `rhs`.  If a contracted axis is ragged, the groups come first.
 
     Examples:
       >>> numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
@@ -113,9 +118,9 @@ def ragged_dot_general(
       [2.0, 0.0, 2.0]
 
     Raises:
-      TypeError: an argument is not an array, or its rank, shape or dtype does not fit.
+      TypeError: an argument has the wrong type, shape or dtype.
       Exception: any other error that `jax.lax.ragged_dot_general` raises.
-      ValueError: `implementation` is unknown.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
@@ -139,7 +144,7 @@ def ragged_linear(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Ragged product with a fused epilogue: y[m, n] = row_scale[m] activation(Σ_k x[m, k] w[g, k, n] + bias[g, n]), g the group of row m.
+    """Ragged matmul with a fused epilogue: y[m, n] = row_scale[m] activation(Σ_k x[m, k] w[g, k, n] + bias[g, n]), g the group of row m.
 
     In a mixture of experts `row_scale` is the router's weight of each row.  Rows after the last group are zero, as in `ragged_dot`, and
     neither they nor their scales are read.
@@ -151,8 +156,9 @@ def ragged_linear(
       bias: shape (G, N), or None.
       activation: as in `linear`.
       row_scale: shape (M,), or None.
-      precision, out_sharding: as in `ragged_dot`.
-      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and row_scale does not count.
+      precision: as in `ragged_dot`.
+      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w, whatever the dtypes of bias and row_scale.
+      out_sharding: as in `ragged_dot`.
       implementation: as in `linear`.
 
     Returns:
@@ -164,9 +170,8 @@ def ragged_linear(
       [[0.0], [3.0], [1.5], [0.0]]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function, or is given
-        for a result of integers.
-      ValueError: `activation` or `implementation` is unknown.
+      TypeError: an argument has the wrong type, shape or dtype; `activation` is given for a result of integers.
+      ValueError: `activation` or `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
@@ -189,8 +194,9 @@ def ragged_gated_linear_unit(
     """Gated linear unit of each group: y[m, n] = row_scale[m] activation(Σ_k x[m, k] w[g, k, 0, n]) Σ_k x[m, k] w[g, k, 1, n].
 
     Args:
+      x: shape (M, K), rows sorted by group.
       w: shape (G, K, 2, N): gate and linear part of each group.
-      x, group_sizes, ...: as in `ragged_linear`.
+      group_sizes, ..., implementation: as in `ragged_linear`.
 
     Returns:
       shape (M, N).

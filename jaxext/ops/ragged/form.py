@@ -259,7 +259,7 @@ def _product(name, numbers, *given, out_sharding, implementation, **static) -> j
     said = sizes
     if offset is not None:
         if offset.shape != (1,) or not jnp.issubdtype(offset.dtype, jnp.integer):
-            raise TypeError(f"{name}: group_offset is {offset.dtype}{list(offset.shape)}, want one whole number, of the shape (1,)")
+            raise TypeError(f"{name}: group_offset is {offset.dtype}{list(offset.shape)}, want an integer array of the shape (1,)")
         said = _sizes_of_rhs(rhs, sizes, numbers)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):  # lax infers no sharding, the form does
         params, result = lax_params(namesake, lhs, rhs, said)

@@ -69,7 +69,7 @@ def product(name: str, arrays: Mapping[str, Any], dtype, *, transpose_rhs: bool,
     """`arrays`: lhs, rhs and group_sizes, and lhs_scale and rhs_scale if they are given."""
     for side in ("lhs", "rhs"):
         if hasattr(arrays[side], "qvalue"):
-            raise TypeError(f"{name}: {side} is {format_value(arrays[side])}, want its qvalue, and its scale as {side}_scale")
+            raise TypeError(f"{name}: {side} is {format_value(arrays[side])}, want its qvalue, with its scale as {side}_scale")
     if not isinstance(transpose_rhs, bool | np.bool_):
         raise TypeError(f"{name}: transpose_rhs is {format_value(transpose_rhs)}, want True or False")
     given = checked(name, arrays)
@@ -79,9 +79,11 @@ def product(name: str, arrays: Mapping[str, Any], dtype, *, transpose_rhs: bool,
         if given[side].ndim != rank:
             raise TypeError(f"{name}: {side} has the shape {given[side].shape}, want {wanted}")
     if (got := rhs.shape[2 if transpose_rhs else 1]) != lhs.shape[1]:
-        raise TypeError(f"{name}: the sum runs over {got} elements of rhs, of the shape {rhs.shape}, want {lhs.shape[1]}, as lhs has")
+        raise TypeError(
+            f"{name}: rhs has the shape {rhs.shape}, with {got} elements along the contracted axis, want {lhs.shape[1]}, as in lhs"
+        )
     if not isinstance(rhs.shape[0], int):
-        raise TypeError(f"{name}: rhs has the shape {rhs.shape}, want a number of groups that is no symbol")
+        raise TypeError(f"{name}: rhs has the shape {rhs.shape}, want a number of groups that is not symbolic")
     if sizes.shape != rhs.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want an integer for each of the {rhs.shape[0]} groups")
     for side in ("lhs", "rhs"):

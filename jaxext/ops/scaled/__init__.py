@@ -30,29 +30,29 @@ def scaled_dot(
     out_sharding: NamedSharding | P | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """The product of two arrays of scaled numbers: `dot_general(lhs * lhs_scale, rhs * rhs_scale)`.
+    """Product of two scaled arrays: `dot_general(lhs * lhs_scale, rhs * rhs_scale)`.
 
-    Its namesake is `lax.scaled_dot`, whose arguments it takes.  It adds derivatives of any order, shardings, and scales of any blocks.  lax
-    multiplies the scaled numbers after rounding them to bfloat16; this does so on GPUs only, and only where a scale changes along the sum
-    and the result has 16 bits.
+    It takes the arguments of `lax.scaled_dot`, and adds derivatives of any order, shardings, and scales of blocks of any size.  lax rounds
+    the scaled numbers to bfloat16 before it multiplies them.  jaxext does so only on GPUs, if a scale varies along the sum and the result
+    has 16 bits.
 
     Args:
       lhs, rhs: floating-point numbers, or integers of at most 8 bits, such as float8_e4m3fn, int8 or int4.
-      lhs_scale, rhs_scale: floating-point, with as many axes as the operand, or none.  Each size divides that of the operand, whose axis is
-        cut into as many blocks of equal size: (1, 1) is a scale for all of a matrix, (M, 1) one for each row, (M, K // 32) one for 32
-        neighbours of a row, (K // 128, N // 128) one for a square.  None: one.
-      dimension_numbers: as in `lax.dot_general`.  None: the last axis of lhs with the one before the last of rhs; axes before these are
-        batches.
+      lhs_scale, rhs_scale: floating-point, with as many axes as the operand.  Each size divides that of the operand, whose axis is cut
+        into that many equal blocks.  (1, 1) is one scale for a matrix, (M, 1) one per row, (M, K // 32) one per 32 neighbours in a row, (K
+        // 128, N // 128) one per square of 128.  None means one.
+      dimension_numbers: as in `lax.dot_general`.  None contracts the last axis of lhs with the second to last of rhs; the axes before
+        these are batch axes.
       precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
-      preferred_element_type: dtype of the result, floating-point.  None: bfloat16.  Sums are kept in float32, or more.
-      out_sharding: of the result, on explicit meshes.
-      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
+      preferred_element_type: dtype of the result, floating-point.  Defaults to bfloat16.  Accumulation is in float32 or wider.
+      out_sharding: sharding of the result on an explicit mesh.
+      implementation: the name of an implementation, also used for derivatives.  None selects one.
 
     Returns:
-      the product, with batch axes, those of lhs, and those of rhs.
+      shape: batch axes, free axes of lhs, free axes of rhs.
 
-    The gradient of an operand has its dtype, as JAX wants it, and is that with respect to the number before it is scaled.  Numbers of 8
-    bits hold gradients badly: `fp8_matmul` takes and gives wide ones.  Scales have gradients too, but for float8_e8m0fnu.
+    The gradient of an operand is with respect to the number before scaling, and has the operand's dtype, as JAX requires.  8 bits hold
+    gradients poorly: `fp8_matmul` takes and returns wide arrays.  Scales have gradients too, except those of float8_e8m0fnu.
 
     Examples:
       >>> x, w = jnp.ones((2, 64), jnp.float8_e4m3fn), jnp.ones((64, 3), jnp.float8_e4m3fn)
@@ -61,8 +61,8 @@ def scaled_dot(
       [96.0, 16.0]
 
     Raises:
-      TypeError: an argument is not an array; its dtype or its shape does not fit; a scale of float8_e8m0fnu is differentiated.
-      ValueError: `implementation` is unknown.
+      TypeError: an argument has the wrong type, shape or dtype; a scale of float8_e8m0fnu is differentiated.
+      ValueError: `implementation` is unknown; `out_sharding` does not fit.
       NotImplementedError: the named implementation does not support the call.
     """
     arrays = {"lhs": lhs, "rhs": rhs} | given(lhs_scale=lhs_scale, rhs_scale=rhs_scale)

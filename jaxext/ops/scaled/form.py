@@ -138,8 +138,8 @@ def constant_e8m0(name: str, argument: str, scale: jax.Array) -> jax.Array:
 
     @same.defjvp
     def _(primals, tangents):
-        got = f"{argument} is {format_value(primals[0])}, which has no negative tangents, and a derivative in it is taken"
-        raise TypeError(f"{name}: {got}, want it constant: jax.lax.stop_gradient")
+        got = f"{argument} is {format_value(primals[0])}, whose derivative is taken, but its dtype has no negative numbers"
+        raise TypeError(f"{name}: {got}: want it constant, by jax.lax.stop_gradient")
 
     return same(scale) if scale.dtype == jnp.float8_e8m0fnu else scale
 
@@ -150,7 +150,7 @@ def _is_number(dtype, integers: bool) -> bool:
 
 def refuse_blocks(name: str, argument: str, counts: Sequence[int], of: str, shape: Sequence[int]) -> None:
     if not blocks_fit(counts, shape):
-        want = f"as many axes as {of}, which has the shape {tuple(shape)}, of sizes that divide its sizes"
+        want = f"as many axes as {of}, of the shape {tuple(shape)}, and sizes that divide its sizes"
         raise TypeError(f"{name}: {argument} has the shape {tuple(counts)}, want {want}")
 
 
@@ -159,7 +159,7 @@ def _dimension_numbers(name: str, lhs, rhs, numbers) -> Any:
     axes in front."""
     if numbers is None:
         if min(lhs.ndim, rhs.ndim) < 2 or lhs.ndim != rhs.ndim:
-            raise TypeError(f"{name}: lhs and rhs have the shapes {lhs.shape} and {rhs.shape}, want as many axes in both, at least two")
+            raise TypeError(f"{name}: lhs and rhs have the shapes {lhs.shape} and {rhs.shape}, want equally many axes, at least two")
         batch = tuple(range(lhs.ndim - 2))
         numbers = (((lhs.ndim - 1,), (rhs.ndim - 2,)), (batch, batch))
     try:

@@ -176,7 +176,10 @@ def test_a_sharded_export_takes_xla():
     args = struct(64, 256, 64), struct(16, 1, 64)
     with jaxext.use_target("sm_90a"):
         assert "jaxext_" not in export.export(split, platforms=["cuda"])(*args).mlir_module()
-        with jaxext.use_implementation("cuda"), pytest.raises(NotImplementedError, match="partitioner, which cannot split a kernel"):
+        with (
+            jaxext.use_implementation("cuda"),
+            pytest.raises(NotImplementedError, match="partitioner splits this program and cannot split a kernel"),
+        ):
             export.export(split, platforms=["cuda"])(*args)
 
 
@@ -198,7 +201,7 @@ def square(rows, columns, dtype=jnp.bfloat16):
 X = struct(4, 16, 16, 32)
 REFUSALS = {  # a function and its operands, where it is to run, and the reason
     "platform": (square(64, 64), dict(platform="cpu"), "platform is 'cpu', want 'cuda'"),
-    "no GPU": (square(64, 64), dict(arch=None), "not known for which GPU: there is none here"),
+    "no GPU": (square(64, 64), dict(arch=None), "the target GPU is unknown: this machine has none"),
     "another GPU": (square(64, 64), dict(arch="sm_80"), "compute capability is 8.0, .*want 9.0"),
     "highest": (
         (functools.partial(jaxext.matmul, precision="highest"), *square(64, 64, jnp.float32)[1:]),

@@ -165,7 +165,10 @@ def test_a_sharded_export_takes_xla():
     with jaxext.use_target("sm_90a"):
         exported = export.export(split, platforms=["cuda"])(IMAGES, TAPS)
         assert "triton_kernel_call" not in exported.mlir_module()
-        with jaxext.use_implementation("triton"), pytest.raises(NotImplementedError, match="partitioner, which cannot split a kernel"):
+        with (
+            jaxext.use_implementation("triton"),
+            pytest.raises(NotImplementedError, match="partitioner splits this program and cannot split a kernel"),
+        ):
             export.export(split, platforms=["cuda"])(IMAGES, TAPS)
 
 
@@ -176,7 +179,7 @@ def test_export_without_the_disabled_checks_names_the_custom_call():
 
 REFUSALS = {
     "platform": (dict(platform="cpu"), "platform is 'cpu', want 'cuda'"),
-    "no GPU": (dict(platform="cuda"), "not known for which GPU: there is none here"),
+    "no GPU": (dict(platform="cuda"), "the target GPU is unknown: this machine has none"),
     "old GPU": (dict(arch="sm_75"), "compute capability is 7.5, want one of [8.0, "),
     "float64": (dict(arch="sm_90a", dtype=jnp.float64), "a is float64, want one of"),
     "complex": (dict(arch="sm_90a", dtype=jnp.complex64), "a is complex64, want one of"),
@@ -428,7 +431,7 @@ def test_gpus_of_several_kinds_have_no_target(monkeypatch):
     gpus_here(monkeypatch, "9.0", "8.0")
     matmul = functools.partial(jaxext.matmul, implementation="triton")
     (row,) = jaxext.explain(matmul, platform="cuda")(struct(64, 64), struct(64, 64)).rows
-    assert row.chosen is None and "those here are of several compute capabilities (see jaxext.use_target)" in row.refused["triton"]
+    assert row.chosen is None and "GPUs of several compute capabilities (see jaxext.use_target)" in row.refused["triton"]
     with jaxext.use_target("sm_80"):
         (row,) = jaxext.explain(matmul, platform="cuda")(struct(64, 64), struct(64, 64)).rows
     assert row.chosen == "triton"
