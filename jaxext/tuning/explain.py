@@ -23,12 +23,15 @@ from jaxext.core.window import Window
 from jaxext.tables import active
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning.tool import Tool
-from jaxext.tuning.walk import walk
+from jaxext.tuning.walk import Step, jaxprs_in, walk
 
 NOTHING = "no jaxext product (lax's own are not listed: see in_place_of_lax, or --in-place-of-lax on the command line)"
 WIDTH = 120  # columns, beyond which details are folded
 # The algorithms of `xla` that are lax's own product, or do not differ in what they compute; and those that lax has no product for.
 AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")
+
+JITS = ("jit", "pjit")  # what jax calls it, by version
+RESHAPES = ("reshape", "broadcast_in_dim", "squeeze", "reduce_sum")  # by which programs and derivatives add and remove sizes of 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,54 +238,88 @@ def _typed(slot: str, aval) -> str:
 
 def _products(jaxpr: Jaxpr) -> Iterator[tuple]:
     """Each equation of a form's primitive, its arrays as the program stores them, and how often it runs."""
-    around: dict[Jaxpr, Around] = {}
+    program = Stored()
     for step in walk(jaxpr):
         if step.eqn.primitive in owner and not step.left:
-            form, open = owner[step.eqn.primitive]
-            if step.jaxpr not in around:
-                around[step.jaxpr] = Around(step.jaxpr)
-            yield step.eqn, around[step.jaxpr].stored(step.eqn, form, open), step.times
+            yield step.eqn, program.arrays(step), step.times
 
 
-class Around:
-    """The producer and the consumers of each variable of a jaxpr, and so a product's arrays as the program stores them.
+class Stored:
+    """The arrays of operations as the program stores them.
 
-    A form has a fixed order of axes.  The call adds transposes around it, and reshapes that split channels into groups.  They are followed
-    backwards from the operands and forwards from the result.  Axes get the letters of `lax`'s dimension numbers, such as NHWC and HWIO.
-    An axis added by `vmap` repeats the letter of its label.
+    A form has a fixed order of axes.  The call adds transposes around it, reshapes that split channels into groups, and axes of size 1.
+    They are followed backwards from the operands and forwards from the result, also into and out of `jit`.  Axes get the letters of `lax`'s
+    dimension numbers, such as NHWC and HWIO.  An axis added by `vmap` repeats the letter of its label.
     """
 
-    def __init__(self, jaxpr: Jaxpr):
-        self._makers: dict[Any, list[JaxprEqn]] = {var: [eqn] for eqn in jaxpr.eqns for var in eqn.outvars}
-        self._takers: dict[Any, list[JaxprEqn]] = collections.defaultdict(list)
-        for eqn in jaxpr.eqns:
-            for atom in eqn.invars:
-                if not isinstance(atom, Literal):
-                    self._takers[atom].append(eqn)
+    def __init__(self):
+        self._neighbours: dict[Jaxpr, tuple[dict, dict]] = {}
 
-    def stored(self, eqn: JaxprEqn, form: Form, open: str) -> dict[str, tuple[str, Any]]:
+    def arrays(self, step: Step) -> dict[str, tuple[str, Any]]:
         """The layout and the type, by slot: of the operands and, last, of the result."""
-        arrays = dict(zip(form.operands(open), eqn.invars, strict=False)) | {open: eqn.outvars[0]}
+        form, open = owner[step.eqn.primitive]
+        arrays = dict(zip(form.operands(open), step.eqn.invars, strict=False)) | {open: step.eqn.outvars[0]}
         found = {}
         for slot, x in arrays.items():
-            axes, aval = self._stored(x, form.axes(slot, eqn.params["static"].ranks), form.family.groups, slot == open)
+            axes, aval = self._beyond(x, form.axes(slot, step.eqn.params["static"].ranks), form.family.groups, slot == open, step)
             found[slot] = _letters(form, slot, axes), aval
         return found
 
-    def _stored(self, x, axes: Sequence[str], groups: str, forwards: bool) -> tuple[Sequence[str], Any]:
-        """The axes and the type of an array beyond the transposes and the reshapes around the product."""
-        while not isinstance(x, Literal) and len(eqns := (self._takers if forwards else self._makers).get(x, ())) == 1:
+    def types(self, step: Step) -> tuple[str, ...]:
+        """Return the types, such as "x:f32[8,3]", in the order of `arrays`."""
+        return tuple(_typed(slot, aval) for slot, (_, aval) in self.arrays(step).items())
+
+    def _beyond(self, x, axes: Sequence[str], groups: str, forwards: bool, step: Step) -> tuple[Sequence[str], Any]:
+        """The axes and the type of an array beyond the transposes and the reshapes around the operation."""
+        jaxpr, around = step.jaxpr, [*zip(step.within, step.outer, strict=True)]
+        while not isinstance(x, Literal):
+            eqns, border = self._of(jaxpr)[forwards].get(x, ()), jaxpr.outvars if forwards else jaxpr.invars
+            if not eqns and x in border and around and around[-1][0].primitive.name in JITS:
+                eqn, jaxpr = around.pop()
+                x = (eqn.outvars if forwards else eqn.invars)[border.index(x)]
+                continue
+            if len(eqns) != 1:
+                break
             (eqn,) = eqns
+            if eqn.primitive.name in JITS:
+                around.append((eqn, jaxpr))
+                (jaxpr,) = jaxprs_in(eqn)
+                x = jaxpr.invars[eqn.invars.index(x)] if forwards else jaxpr.outvars[eqn.outvars.index(x)]
+                continue
             beyond: Any = eqn.outvars[0] if forwards else eqn.invars[0]
             if eqn.primitive.name == "transpose":
                 order = eqn.params["permutation"]
                 axes = [axes[int(i)] for i in (order if forwards else np.argsort(order))]
             elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, x.aval.shape, beyond.aval.shape)):
                 axes = merged
+            elif eqn.primitive.name in RESHAPES and (kept := _without_ones(x.aval.shape, beyond.aval.shape)):
+                axes = [axes[i] for i in kept]
             else:
                 break
             x = beyond
         return axes, x.aval
+
+    def _of(self, jaxpr: Jaxpr) -> tuple[dict[Any, list[JaxprEqn]], dict[Any, list[JaxprEqn]]]:
+        """The equation that makes each variable of a jaxpr, and those that take it."""
+        if jaxpr not in self._neighbours:
+            takers = collections.defaultdict(list)
+            for eqn in jaxpr.eqns:
+                for atom in eqn.invars:
+                    if not isinstance(atom, Literal):
+                        takers[atom].append(eqn)
+            self._neighbours[jaxpr] = {var: [eqn] for eqn in jaxpr.eqns for var in eqn.outvars}, takers
+        return self._neighbours[jaxpr]
+
+
+def _without_ones(shape: Sequence[int], beyond: Sequence[int]) -> list[int]:
+    """The axes of a shape that are left in another one which lacks some of its sizes of 1; empty if the shapes do not match that."""
+    kept: list[int] = []
+    for i in reversed(range(len(shape))):
+        if len(kept) < len(beyond) and shape[i] == beyond[-1 - len(kept)]:
+            kept.insert(0, i)
+        elif shape[i] != 1:
+            return []
+    return kept if len(kept) == len(beyond) else []
 
 
 def _merged(groups: str, axes: Sequence[str], split: Sequence[int], shape: Sequence[int]) -> tuple[str, ...] | None:

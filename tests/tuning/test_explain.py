@@ -299,10 +299,6 @@ def test_precision_of_other_operations():
             assert row.multiplies == told, name
 
 
-# On jax 0.11 and newer an operation stands in a jit of its own, so that a transpose beside it is not seen.
-beside = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="a transpose beside the call is not seen")
-
-
 @pytest.mark.parametrize(("call", "x", "w", "layout"), [
     (lambda x, w: CONV(x, w, (1, 1), "SAME"), (2, 4, 9, 9), (8, 4, 3, 3), "NCHW OIHW NCHW"),
     (lambda x, w: CONV(x, w, (1, 1), "SAME", dimension_numbers=NHWC), (2, 9, 9, 4), (3, 3, 4, 8), "NHWC HWIO NHWC"),
@@ -310,9 +306,11 @@ beside = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="a transpose
     (lambda x, w: CONV(x, w, (1, 1), "SAME", feature_group_count=2), (2, 4, 9, 9), (8, 2, 3, 3), "NCHW OIHW NCHW"),
     (lambda x, w: CONV(x, w, (1, 1), "SAME", batch_group_count=2), (2, 4, 9, 9), (8, 4, 3, 3), "NCHW OIHW NCHW"),
     (jax.vmap(lambda x, w: CONV(x, w, (1,), "SAME")), (5, 2, 4, 9), (5, 8, 4, 3), "BNCW BOIW BNCW"),
-    pytest.param(jax.grad(lambda x, w: CONV(x, w, (1, 1), "VALID").sum()), (2, 4, 9, 9), (8, 4, 3, 3), "OIHW NCHW NCHW", marks=beside),
+    (jax.grad(lambda x, w: CONV(x, w, (1, 1), "VALID").sum()), (2, 4, 9, 9), (8, 4, 3, 3), "OIHW NCHW NCHW"),
+    (jax.grad(lambda x, w: CONV(x, w, (1, 1), "VALID", feature_group_count=2).sum(), 1), (2, 4, 9, 9), (8, 2, 3, 3), "NCHW NCHW OIHW"),
+    (jax.vmap(lambda x, w: jax.jit(CONV, static_argnums=(2, 3))(x[None], w, (1, 1), "SAME")[0], (0, None)), (2, 4, 9, 9), (8, 4, 3, 3), "NCHW OIHW NCHW"),
     (lambda x, w: jnp.sin(jaxext.matmul(x, w)).T, (2, 3), (3, 4), "MK KN MN"),
-    pytest.param(lambda x, w: jaxext.matmul(x.T, w), (3, 2), (3, 4), "KM KN MN", marks=beside),
+    (lambda x, w: jaxext.matmul(x.T, w), (3, 2), (3, 4), "KM KN MN"),
 ])  # fmt: skip
 def test_layout(call, x, w, layout):
     """Layouts are those of the arrays, not of the form; so are shapes."""
@@ -324,7 +322,6 @@ def test_layout(call, x, w, layout):
     assert " ".join(rows[-1].shapes[:-1]) in str(jaxext.explain(call)(struct(*x), struct(*w)))
 
 
-@beside
 def test_equal_products_of_two_layouts_are_one_row():
     def f(x, w):
         return CONV(x, w, (1,), "SAME"), CONV(x.transpose(0, 2, 1), w, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC"))
