@@ -18,7 +18,7 @@ SHORT = 16  # cells of at most this many characters are not folded while the oth
 WORDS = {
     "bold red": r"(?m)^(WRONG|CRASH)(?=:)|\b[1-9]\d* (wrong|crash|by nothing)\b",
     "yellow": r"(?m)^SLOW(?=:)|\b\d+ slow\b|\b(not available|refused)\b",
-    "green": r"\bno hazard\b|\bpreferred\b|\b[1-9]\d* (rewritten|right)\b",
+    "green": r"\bno issue\b|\bpreferred\b|\b[1-9]\d* (rewritten|right)\b",
 }
 LEAST_WIDTH = 40  # minimum columns, even if the terminal reports fewer
 

@@ -278,7 +278,7 @@ class Stored:
                 eqn, jaxpr = around.pop()
                 x = (eqn.outvars if forwards else eqn.invars)[border.index(x)]
                 continue
-            if len(eqns) != 1:
+            if len(eqns) != 1 or not eqns[0].outvars:  # such as a callback
                 break
             (eqn,) = eqns
             if eqn.primitive.name in JITS:

@@ -148,7 +148,7 @@ def _collected(fun, args, kwargs, backward) -> list[Call]:
         try:
             traced.append(jax.jit(with_gradient(fun)).trace(*args, **kwargs))
         except Exception as error:
-            error.add_note("tune: this is of the gradient; with backward=False (--no-backward) the function alone is measured")
+            error.add_note("tune: the gradient raised this; with backward=False (--no-backward) the function alone is measured")
             raise
     with active.collecting() as calls:
         for program in traced:
