@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxext._compat import PLATFORMS, Partitioner
-from jaxext._messages import aligned, format_value
+from jaxext._messages import aligned, counted, format_value
 from jaxext._target import compute_capability
 from jaxext.core.call import Call, precision_name
 from jaxext.core.choose import Choice, choose, planned
@@ -25,7 +25,9 @@ from jaxext.tables.table_format import Measurement
 from jaxext.tuning.tool import Tool
 from jaxext.tuning.walk import Step, jaxprs_in, walk
 
-NOTHING = "no jaxext product (lax's own are not listed: see in_place_of_lax, or --in-place-of-lax on the command line)"
+NOTHING = (
+    "no operation of jaxext (lax's own are listed inside jaxext.in_place_of_lax(), or with --in-place-of-lax on the command line)"
+)
 WIDTH = 120  # columns, beyond which details are folded
 # The algorithms of `xla` that are lax's own product, or do not differ in what they compute; and those that lax has no product for.
 AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")
@@ -87,12 +89,16 @@ class Explanation:
         products = [line for pair in zip(lines, details, strict=True) for line in pair]
         several = [row for row in self.rows if len(row.expected) > 1]
         expected = dict.fromkeys(f"  {row.op} {' '.join(row.shapes[:-1])}: {', '.join(row.expected)}" for row in several)
-        legend += ["expected milliseconds to run + to build, of the algorithms of xla:", *expected] if expected else []
+        legend += ["expected milliseconds to run + to compile, for each algorithm of xla:", *expected] if expected else []
+        if any(len({*axes}) < len(axes) for row in self.rows for axes in row.layout.split()):
+            legend += ["a letter twice in a layout, as in NNHWC: an axis that vmap added, or several axes of one kind"]
         if len(self.rows) > 1:
-            counts = collections.Counter(map(_computed, self.rows))
-            legend += [f"in all: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"]
+            counts: collections.Counter[str] = collections.Counter()
+            for row in self.rows:
+                counts[_computed(row)] += row.times
+            legend += [f"{counted(counts.total(), 'call')}: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"]
         below = [_folded(line, "", "    ") for line in legend]
-        return "\n".join([f"products on {self.platform}: {len(self.rows)}", title, *products, *([""] if below else []), *below])
+        return "\n".join([f"{counted(len(self.rows), 'operation')} on {self.platform}", title, *products, *([""] if below else []), *below])
 
 
 def _folded(text: str, first: str, others: str) -> str:
@@ -112,7 +118,7 @@ def _computed(row: Explained) -> str:
 def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[str]:
     if row.window is not None:
         yield geometry(row.window)
-    yield f"given as {row.layout}"
+    yield f"layout {row.layout}"
     yield f"precision {row.precision}" + (f" ({row.multiplies})" if row.multiplies else "")
     refused = " ".join(f"{name}[{reasons[name, reason]}]" for name, reason in row.refused.items())
     yield ", ".join(filter(None, [row.why, refused and f"not {refused}"]))
@@ -203,8 +209,8 @@ def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], C
 
 def _invariant(call: Call, part: Call | None) -> str:
     if part is None or call.rows is None:
-        return "with other bits in other batches, since it has no rows"
-    return f"with the same bits in every batch, as for {part.sizes[call.rows[1]]} {'rows' if call.window is None else 'images'}"
+        return "not bitwise identical in other batches, since it has no rows"
+    return f"bitwise identical in every batch, as for {part.sizes[call.rows[1]]} {'rows' if call.window is None else 'images'}"
 
 
 def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:

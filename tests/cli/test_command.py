@@ -200,9 +200,9 @@ def test_words_have_colours_on_a_terminal(terminal_here, environment, coloured, 
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"TERM": "xterm", "COLUMNS": "80"} | environment).items():
         monkeypatch.setenv(name, value)
-    terminal.show("WRONG: a hazard\nwhy it is wrong", terminal.Grid("title", ("state",), [("preferred",)]))
+    terminal.show("WRONG: an issue\nwhy it is wrong", terminal.Grid("title", ("state",), [("preferred",)]))
     out = capsys.readouterr().out
-    assert ("\x1b[1;31mWRONG\x1b[0m: a hazard\nwhy it is wrong\n" in out) == ("\x1b[32mpreferred\x1b[0m" in out) == coloured
+    assert ("\x1b[1;31mWRONG\x1b[0m: an issue\nwhy it is wrong\n" in out) == ("\x1b[32mpreferred\x1b[0m" in out) == coloured
     assert ("\x1b[3" in out) == coloured
 
 
@@ -280,7 +280,7 @@ def test_explain_what_the_user_wrote(capsys, module):
 
 
 def test_explain_nothing(capsys):
-    assert re.fullmatch("no jaxext product .*\n", said(capsys, "explain", "jax.numpy:sin", "f32[2]"))
+    assert re.fullmatch("no operation of jaxext .*\n", said(capsys, "explain", "jax.numpy:sin", "f32[2]"))
 
 
 def test_explain_by_a_table(capsys, tmp_path, monkeypatch):
