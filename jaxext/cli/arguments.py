@@ -27,7 +27,7 @@ _ARGUMENTS = """\"{'w': f32[3,3,8,64], 'b': f32[64]}\""""  # an example for mess
 
 
 def takes_function(command: argparse.ArgumentParser, leaf: Callable[[str], Any] | None = None, **more) -> None:
-    command.add_argument("function", metavar="module:function", help="the function, as Python imports it from the working directory", **more)
+    command.add_argument("function", metavar="module:function", help="function, as Python imports it from the working directory", **more)
     command.add_argument(
         "shapes",
         nargs="*",

@@ -49,13 +49,13 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     declares = "import this module first: the suite then has the forms that it declares (jaxext.extend), tagged by name, and its kernels"
     which.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=declares)
     which.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="only problems with one of these tags")
-    which.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="only cases whose name contains this (may be repeated)")
-    which.add_argument("--roles", nargs="+", action="extend", default=[], choices=ROLES, metavar="ROLE", help=f"only these roles: {', '.join(ROLES)}")
+    which.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="only cases with this in their name")
+    which.add_argument("--roles", nargs="+", action="extend", default=[], choices=ROLES, metavar="ROLE", help=f"only {', '.join(ROLES)}")
     numbers = "dtypes instead of the problem's own (default without a GPU: float32)"
     which.add_argument("--dtype", nargs="+", action="extend", default=[], metavar="DTYPE", help=numbers)
     size = which.add_mutually_exclusive_group()
     size.add_argument("--full", action="store_true", help="problems in full size (default on a GPU)")
-    size.add_argument("--reduced", action="store_true", help=f"smaller problems, of {problems.DEFAULT:.0e} operations (default without a GPU)")
+    size.add_argument("--reduced", action="store_true", help=f"problems of {problems.DEFAULT:.0e} operations (default without a GPU)")
     size.add_argument("--quick", action="store_true", help="tiny problems and few samples, to try the command: its times say nothing")
 
 

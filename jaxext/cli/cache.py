@@ -80,9 +80,10 @@ def _tell(options, path: pathlib.Path, entries: Sequence[table_format.Entry], he
             table = table_format.select((entry,), here, str(path))
             hold, why_not = len(table.rows), table.ignored or (None if entry.place == here.place else "another device")
         numbers = {"measured": measured, "rows": len(entry.rows), "verified": len(entry.verified), "valid": hold, "reason": why_not}
+        cells = measured, len(entry.rows), len(entry.verified), "-" if hold is None else hold, why_not or "-"
         facts.append({name: getattr(entry, name) for name in known} | numbers)
         versions = ", ".join(f"{name} {version}" for name, version in entry.versions.items())
-        rows.append((entry.device, entry.capability or "-", versions, measured, len(entry.rows), len(entry.verified), hold, why_not or "-"))
+        rows.append((entry.device, entry.capability or "-", versions, *cells))
     columns = ("device", "capability", "versions", "measured", "rows", "verified", "valid here", "reason")
     shown = Grid(str(path), columns, rows) if rows else Grid(f"{path}: nothing was measured", (), [])
     tell(options, {"path": str(path), "entries": facts}, shown)

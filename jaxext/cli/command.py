@@ -91,7 +91,7 @@ def _help(options) -> int:
 
 
 def _info_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--arch", type=arch, help="also show implementations for this GPU, such as sm_80 (default: the GPU of this machine, or sm_90a)")
+    command.add_argument("--arch", type=arch, help="the GPU to show, such as sm_80 (default: that of this machine, or sm_90a)")
     says_json(command)
 
 
@@ -191,7 +191,7 @@ def _tune_arguments(command: argparse.ArgumentParser) -> None:
     takes_function(command, nargs="?")
     bench.add_selection(command)
     command.add_argument("--no-backward", dest="backward", action="store_false", help="do not measure the gradient of the function")
-    command.add_argument("--candidates", type=count, default=8, metavar="N", help="configurations to measure of each implementation (default: %(default)s)")
+    command.add_argument("--candidates", type=count, default=8, metavar="N", help="configs per implementation (default: %(default)s)")
     command.add_argument("--tolerance", type=float, metavar="E", help="also measure 'fft', with this relative error at most")
     command.add_argument("--table", metavar="PATH", help="store the measurements in this table (default: the user's own)")
     says_json(command)

@@ -48,7 +48,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, default=3, metavar="M", help="time limit for everything, in minutes (default: %(default)s)")
     add("--json", metavar="FILE", help="append each event to this file at once, as a line of JSON (default: verify.jsonl in the cache)")
     add("--share", nargs="?", const="verified.json", metavar="FILE", help="also write the record to this file, for a pull request")
-    add("--workers", type=count, metavar="N", help=f"number of worker processes (default: the cores of this machine less 2, at most {MOST_WORKERS})")
+    add("--workers", type=count, metavar="N", help=f"worker processes (default: the cores of this machine less 2, at most {MOST_WORKERS})")
     add("--list", action="store_true", help="list the cases, and run none")
     add("--trial", action="store_true", help="try the command on a CPU, with Triton's interpreter and stand-ins for kernels that fail")
 

@@ -163,7 +163,7 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
     platform = known_platform("doctor", platform)
     if measure and platform != known_platform("doctor", None):
         raise ValueError(
-            f"doctor: measure is set and platform is {format_value(platform)}, want {known_platform('doctor', None)!r}, that of this machine"
+            f"doctor: measure is set and platform is {format_value(platform)}, want {known_platform('doctor', None)!r}, as here"
         )
 
     def examined(fun, args, kwargs) -> Report:

@@ -25,9 +25,7 @@ from jaxext.tables.table_format import Measurement
 from jaxext.tuning.tool import Tool
 from jaxext.tuning.walk import Step, jaxprs_in, walk
 
-NOTHING = (
-    "no operation of jaxext (lax's own are listed inside jaxext.in_place_of_lax(), or with --in-place-of-lax on the command line)"
-)
+NOTHING = "no operation of jaxext (lax's own are listed inside jaxext.in_place_of_lax(), or with --in-place-of-lax on the command line)"
 WIDTH = 120  # columns, beyond which details are folded
 # The algorithms of `xla` that are lax's own product, or do not differ in what they compute; and those that lax has no product for.
 AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")

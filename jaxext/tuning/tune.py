@@ -45,7 +45,8 @@ class Tuned:
     def __str__(self) -> str:
         if not self.rows:
             return NOTHING
-        return "\n\n".join([f"{counted(len(self.rows), 'operation')} on {self.device}, by {self.timer}: {self.table}", *map(str, self.rows)])
+        head = f"{counted(len(self.rows), 'operation')} on {self.device}, by {self.timer}: {self.table}"
+        return "\n\n".join([head, *map(str, self.rows)])
 
 
 def tune(

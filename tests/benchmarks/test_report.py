@@ -141,7 +141,7 @@ def test_comparison():
         ("e", "lax", "new", "no such row"),
     ]
     assert [(change.name, change.library) for change in found.regressions] == [("a fprop float32", "xla")]
-    assert found.warnings == ("device: Some CPU, then Another", "the shapes differ, so that it is not compared: c fprop float32")
+    assert found.warnings == ("device: Some CPU, then Another", "the shapes differ, so it is not compared: c fprop float32")
 
 
 @pytest.mark.parametrize("width", [80, 120, 240])

@@ -147,7 +147,7 @@ def test_tables_go_from_file_to_file_without_a_device(capsys, cache, tmp_path, m
     table_file.write(tmp_path / "x.json", active.context(PLATFORM), {"one": ROW})
     monkeypatch.setattr(jax, "devices", none)
     assert command.main(["cache", "import", str(tmp_path / "x.json")]) == 0
-    assert "there is no device here" in capsys.readouterr().out
+    assert "no device was found" in capsys.readouterr().out
     assert table_file.load(cache)
 
 
@@ -198,7 +198,7 @@ def test_tune_nothing(capsys, tmp_path):
     assert out == 1 and not (tmp_path / "t.json").exists()
     said, line = capsys.readouterr()
     assert said == ""
-    assert line.splitlines()[-1].startswith("python -m jaxext: tune: the function has no operation of jaxext, so nothing was measured: call ")
+    assert line.splitlines()[-1].startswith("python -m jaxext: tune: the function has no operation of jaxext, so nothing was measured: ")
     assert "--in-place-of-lax" in line
 
 

@@ -32,7 +32,7 @@ def test_tune(capsys, tmp_path, cache):
     assert why.startswith("measured at ")
     rows = said(capsys, "tune", *MATMUL[1:], "--no-backward", "--candidates", 1)
     assert rows.startswith("matmul_nn ") and "matmul_nt" not in rows and cache.exists()
-    assert rows.splitlines()[-1].startswith("1 product on ") and rows.endswith(f": {cache}\n")
+    assert rows.splitlines()[-1].startswith("1 operation on ") and rows.endswith(f": {cache}\n")
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def test_tune_refuses(capsys):
     assert "no problem is tagged nonsense" in refused(capsys, "tune", "--tags", "nonsense")
     assert "give a module:function, or --tags or --only" in refused(capsys, "tune")
     assert refused(capsys, "tune", "--only", "nonsense") == "no case matches --only nonsense"
-    assert "a function was given" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--full")
+    assert "want it without a function" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--full")
     assert "no module" in refused(capsys, "tune", "nonsense:f")
-    assert "--candidates: '0' is no number from 1 on" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--candidates", "0")
+    assert "--candidates: '0' is not a whole number from 1 on" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--candidates", "0")
 
 
 def test_bench_ends_as_the_harness_does(monkeypatch):
@@ -115,7 +115,7 @@ def test_cache(capsys, cache, tmp_path):
     entries = json.loads(said(capsys, "cache", "show", "--json"))["entries"]
     assert [(entry["device"], entry["rows"], entry["valid"], entry["reason"]) for entry in entries] == [
         (here.device, 2, 2, None),
-        ("Another", 1, 0, "of another device"),
+        ("Another", 1, 0, "another device"),
     ]
     assert entries[0]["versions"]["jax"] == jax.__version__
     exported = tmp_path / "exported.json"

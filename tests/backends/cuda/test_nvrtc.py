@@ -242,7 +242,7 @@ def test_where_nvrtc_is_missing_a_sentence_says_how_to_get_it(monkeypatch):
     nvrtc._nvrtc.cache_clear()
     try:
         assert "pip install 'jaxext[nvrtc]'" in (nvrtc.missing() or "")
-        with pytest.raises(RuntimeError, match="NVRTC, which compiles .* is not here: .*/nowhere/libnvrtc.so.13"):
+        with pytest.raises(RuntimeError, match="NVRTC, which compiles .* was not found: .*/nowhere/libnvrtc.so.13"):
             nvrtc.compile(SCALE, "scale", 90)
     finally:
         nvrtc._nvrtc.cache_clear()
