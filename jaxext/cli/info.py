@@ -73,7 +73,7 @@ def _verified(arch: str | None) -> dict:
 def _build() -> dict[str, str]:
     """Return how the CUDA kernels were built, if they were; otherwise the page that says how to get them."""
     reason = cuda_binding.missing()
-    facts = {"state": reason, "how to get them": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
+    facts = {"state": reason, "documentation": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
         from jaxext import _cuda_module as module
 

@@ -274,9 +274,15 @@ class Stored:
         return tuple(_typed(slot, aval) for slot, (_, aval) in self.arrays(step).items())
 
     def _beyond(self, x, axes: Sequence[str], groups: str, forwards: bool, step: Step) -> tuple[Sequence[str], Any]:
-        """The axes and the type of an array beyond the transposes and the reshapes around the operation."""
+        """The axes and the type of an array beyond the transposes and the reshapes around the operation.
+
+        Of arrays inside and outside of a `jit` those outside are the caller's: another operation's `jit` has transposes of its own.
+        """
         jaxpr, around = step.jaxpr, [*zip(step.within, step.outer, strict=True)]
+        depth, found = len(around), (axes, x.aval)
         while not isinstance(x, Literal):
+            if len(around) <= depth:
+                depth, found = len(around), (axes, x.aval)
             eqns, border = self._of(jaxpr)[forwards].get(x, ()), jaxpr.outvars if forwards else jaxpr.invars
             if not eqns and x in border and around and around[-1][0].primitive.name in JITS:
                 eqn, jaxpr = around.pop()
@@ -301,7 +307,7 @@ class Stored:
             else:
                 break
             x = beyond
-        return axes, x.aval
+        return found
 
     def _of(self, jaxpr: Jaxpr) -> tuple[dict[Any, list[JaxprEqn]], dict[Any, list[JaxprEqn]]]:
         """The equation that makes each variable of a jaxpr, and those that take it."""

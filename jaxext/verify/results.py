@@ -42,7 +42,7 @@ def graphs(verdicts: Iterable[Verdict]) -> list[str]:
     outside = [graph for graph in right if not graph.startswith("held")]
     if not right:
         return []
-    reason = f"; another one did not: {outside[0]}" if outside else ""
+    reason = f"; the first that did not: {outside[0]}" if outside else ""
     return [f"{len(right) - len(outside)} of {len(right)} right cases ran inside a CUDA graph{reason}"]
 
 

@@ -322,6 +322,18 @@ def test_layout(call, x, w, layout):
     assert " ".join(rows[-1].shapes[:-1]) in str(jaxext.explain(call)(struct(*x), struct(*w)))
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="there an operation has no jit of its own")
+def test_an_array_between_two_operations():
+    """It has the layout in which it leaves one, not that in which the other computes; so have residuals of the gradients."""
+
+    def loss(x, v, w):
+        return (CONV(CONV(x, v, (1, 1), "SAME"), w, (1, 1), "SAME", feature_group_count=2) ** 2).sum()
+
+    rows = jaxext.explain(jax.grad(loss, argnums=(0, 1, 2)))(struct(2, 4, 9, 9), struct(6, 4, 3, 3), struct(8, 3, 3, 3)).rows
+    of = {"fprop": "NCHW OIHW NCHW", "wgrad": "NCHW NCHW OIHW", "dgrad": "OIHW NCHW NCHW"}
+    assert len(rows) == 6 and all(row.layout == of[row.op[-5:]] for row in rows)
+
+
 def test_equal_products_of_two_layouts_are_one_row():
     def f(x, w):
         return CONV(x, w, (1,), "SAME"), CONV(x.transpose(0, 2, 1), w, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC"))
