@@ -170,7 +170,7 @@ def _line(row: Measured) -> str:
 
 
 def _begun(options: argparse.Namespace, hello: Hello) -> Report:
-    facts = {"timer": hello.timer, "choice of --quick": options.quick, **hello.environment}
+    facts = {"timer": hello.timer, "setting of --quick": options.quick, **hello.environment}
     if before := bench.begun_before(options, facts):
         return structs.replace(before, interrupted=True, left_out=(), environment=hello.environment, state=hello.state)
     facts = {name: getattr(hello, name) for name in ("environment", "timer", "not_cupti", "state")}

@@ -58,7 +58,7 @@ def _not_built() -> str:
     try:
         from jaxext._cuda_build import NO_LAUNCHER
     except ImportError:  # or it is of an older jaxext
-        return "jaxext is not installed with a launcher, want it installed anew: pip install ."
+        return "jaxext was installed without a launcher, reinstall it: pip install . in the repository"
     return f"built without a launcher ({NO_LAUNCHER})"
 
 

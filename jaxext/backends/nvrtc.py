@@ -286,7 +286,7 @@ def _nvrtc() -> _Nvrtc:
         except (OSError, AttributeError) as error:
             tried.append(str(error))
     raise RuntimeError(
-        "NVRTC, which compiles CUDA C++, is not here: `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime`, as jax[cuda13] does, or set "
+        "NVRTC, which compiles CUDA C++, was not found: pip install 'jaxext[nvrtc]' (jax[cuda13] brings it too), or set "
         f"CUDA_HOME to the folder of a CUDA toolkit ({'; '.join(tried)})"
     )
 

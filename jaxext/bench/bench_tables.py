@@ -16,6 +16,10 @@ from jaxext.bench.bench_report import THEIRS, Failure, Measured, Refusal, Report
 
 STYLES = {findings.FASTER: "green", findings.SLOWER: "bold red", findings.MISSING: "red", findings.NEW: "cyan"}
 NAME, TIME, RATIO, SHARE, ERROR, STRAYS = 78, 13, 15, 5, 8, 28  # columns' widths
+LEGEND = (
+    "columns: milliseconds of each library; lax/jaxext: speedup over lax of the implementation that jaxext takes; roof: its share of the"
+    " roofline; error: relative to float64; XLA adds: copies, transposes and pads around it"
+)
 WIDE = 120  # columns from which a table has room for names of rows
 
 
@@ -60,8 +64,8 @@ def _columns(shown: Sequence[str], width: int) -> tuple[int, list[tuple[str, int
 def print_findings(report: Report, console: Console) -> None:
     """Print the means of a report's rows, the reasons why libraries have no time, missed targets, and faults."""
     wide = console.width >= WIDE
-    table = Table("kind", "role", "of", "over", "rows", "mean", "least", "slower", *(["the row with the least"] if wide else []))
-    table.title, table.title_justify = "geometric means of speedups", "left"
+    table = Table("kind", "role", "library", "against", "rows", "mean", "least", "slower", *(["row with the least"] if wide else []))
+    table.title, table.title_justify = "speedups: geometric mean, least, and number of rows that are slower", "left"
     for mean in findings.summary(report.rows):
         kind, role = mean.group  # type: ignore[misc]
         style = "red" if mean.losers else ""
@@ -72,7 +76,7 @@ def print_findings(report: Report, console: Console) -> None:
     for note in findings.notes(report.rows):
         console.print(note, markup=False)
     if report.left_out:
-        console.print(f"left out, for want of time: {'; '.join(report.left_out)}", markup=False)
+        console.print(f"not measured within --minutes: {'; '.join(report.left_out)}", markup=False)
     for row in report.rows:
         for missed in findings.missed(row):
             console.print(f"{missed} [{row.name}]", style="yellow", markup=False)
@@ -85,7 +89,7 @@ def print_comparison(comparison: findings.Comparison, console: Console) -> None:
     """Print the changes beyond the noise, and the number of each verdict."""
     for warning in comparison.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
-    table = Table("row", "library", "before ms", "after ms", "takes", "verdict")
+    table = Table("row", "library", "before ms", "after ms", "after/before", "verdict")
     alone: dict[str, None] = {}  # rows of one report only
     for change in comparison.changes:
         if change.why == findings.NO_ROW:
@@ -100,7 +104,7 @@ def print_comparison(comparison: findings.Comparison, console: Console) -> None:
     for row in alone:
         console.print(row, markup=False)
     counts = collections.Counter(change.verdict for change in comparison.changes)
-    console.print("; ".join(f"{verdict}: {count}" for verdict, count in counts.items()) or "neither has a time", markup=False)
+    console.print("; ".join(f"{verdict}: {count}" for verdict, count in counts.items()) or "no times", markup=False)
 
 
 def time_of(result: Result | Refusal | Failure | None) -> str:

@@ -35,7 +35,7 @@ class Verdict:
 
     def __str__(self) -> str:
         got = "-" if self.got is None else f"{self.got:.3g}"
-        return f"{self.ours} {self.kind} {got} of {self.target:g} {'reached' if self.reached else 'MISSED'}"
+        return f"{self.ours} {self.kind} {got}, target {self.target:g} {'reached' if self.reached else 'MISSED'}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ def notes(rows: Iterable[Measured]) -> list[str]:
 
 
 def reason(result: Refusal | Failure) -> str:
-    return f"refused: {result.refused}" if isinstance(result, Refusal) else f"failed: {result.failed}"
+    return f"does not support it: {result.refused}" if isinstance(result, Refusal) else f"failed: {result.failed}"
 
 
 def summary(rows: Iterable[Measured], by: Callable[[Measured], Hashable] = lambda row: (row.kind, row.role)) -> list[Mean]:
@@ -223,8 +223,8 @@ def compare(before: Report, after: Report) -> Comparison:
     changes = tuple(change for name in names for library in told if (change := _change(name, library, old.get(name), new.get(name))))
     warnings = [*_differences(before, after), *_drift(changes)]
     if before.trial or after.trial:
-        warnings.append("the harness was only tried (--quick): these times say nothing")
-    warnings += [f"the shapes differ, so that it is not compared: {name}" for name in sorted(unlike)]
+        warnings.append("a report is of --quick: its times say nothing")
+    warnings += [f"the shapes differ, so it is not compared: {name}" for name in sorted(unlike)]
     return Comparison(tuple(warnings), changes)
 
 
@@ -253,7 +253,7 @@ def _differences(before: Report, after: Report) -> list[str]:
     pairs += [(f"version of {package}", *(have.get(package) for have in versions)) for package in sorted(versions[0] | versions[1])]
     found = [f"{what}: {old or 'none'}, then {new or 'none'}" for what, old, new in pairs if old != new]
     if before.reduced != after.reduced:
-        found.append(f"only the {'first' if before.reduced else 'second'} is of reduced problems")
+        found.append(f"only the {'first' if before.reduced else 'second'} has reduced problems")
     return found + [f"the {which} was interrupted" for which, report in (("first", before), ("second", after)) if report.interrupted]
 
 
@@ -261,4 +261,4 @@ def _drift(changes: Sequence[Change]) -> list[str]:
     """The change of the machine: lax is the same code in both reports if the versions are, so its times should not change."""
     moved = [change.after[1] / change.before[1] for change in changes if change.library == "lax" and change.before and change.after]
     drift = statistics.geometric_mean(moved) if moved else 1.0
-    return [f"lax itself takes {drift:.2f} times as long as before, in the geometric mean"] if abs(math.log(drift)) > LEAST else []
+    return [f"lax itself takes {drift:.2f} times as long as before (geometric mean)"] if abs(math.log(drift)) > LEAST else []

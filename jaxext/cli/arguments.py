@@ -27,17 +27,17 @@ _ARGUMENTS = """\"{'w': f32[3,3,8,64], 'b': f32[64]}\""""  # an example for mess
 
 
 def takes_function(command: argparse.ArgumentParser, leaf: Callable[[str], Any] | None = None, **more) -> None:
-    command.add_argument("function", metavar="module:function", help="as Python would import it from here", **more)
+    command.add_argument("function", metavar="module:function", help="function, as Python imports it from the working directory", **more)
     command.add_argument(
         "shapes",
         nargs="*",
         default=[],  # otherwise an error lists it as required
         type=functools.partial(argument, leaf=leaf),
         metavar="SHAPE",
-        help=f"of each argument, such as f32[8,32,32,3] or bf16[128]; of a pytree, a literal such as {_ARGUMENTS}",
+        help=f"shape of each argument, such as f32[8,32,32,3] or bf16[128]; a pytree is a literal such as {_ARGUMENTS}",
     )
     command.add_argument(
-        "--in-place-of-lax", action="store_true", help="lax's products become jaxext's, as inside jaxext.in_place_of_lax()"
+        "--in-place-of-lax", action="store_true", help="replace lax's operations by jaxext's, as inside jaxext.in_place_of_lax()"
     )
 
 
@@ -54,7 +54,7 @@ def argument(text: str, leaf: Callable[[str], Any] | None = None) -> Any:
     try:
         return _pytree(ast.parse(source, mode="eval").body, source, leaf)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no pytree of shapes, want one such as {_ARGUMENTS}, or [f32[8], f32[]]") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pytree of shapes, want one such as {_ARGUMENTS}, or [f32[8], f32[]]") from None
 
 
 def _pytree(node: ast.expr | None, source: str, leaf: Callable[[str], Any]) -> Any:
@@ -79,7 +79,7 @@ def _key(node: ast.expr | None, source: str) -> Any:
     match node:
         case ast.Name(id=key) | ast.Constant(value=str(key) | int(key)):
             return key
-    raise argparse.ArgumentTypeError(f"{_text(node, source)!r} is no key of a dictionary, want a name or a number")
+    raise argparse.ArgumentTypeError(f"{_text(node, source)!r} is not a dictionary key, want a name or a number")
 
 
 def _text(node: ast.expr | None, source: str) -> str:
@@ -89,12 +89,12 @@ def _text(node: ast.expr | None, source: str) -> str:
 def shape(text: str) -> jax.ShapeDtypeStruct:
     match = re.fullmatch(r"(\w+)\[((?:\d+,)*\d+)?\]", re.sub(r"\s", "", text))
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape, want one such as f32[8,32,32,3], or f32[] for a scalar")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape, want one such as f32[8,32,32,3], or f32[] for a scalar")
     dtype = {_short(name): name for name in DTYPES}.get(match[1], match[1])
     if dtype not in DTYPES:
-        raise argparse.ArgumentTypeError(f"{text!r}: no dtype {match[1]!r}, want one of {', '.join(map(_short, DTYPES))}")
+        raise argparse.ArgumentTypeError(f"{text!r}: unknown dtype {match[1]!r}, want one of {', '.join(map(_short, DTYPES))}")
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise argparse.ArgumentTypeError(f"{text!r}: jax has {dtype} where JAX_ENABLE_X64=1 is set")
+        raise argparse.ArgumentTypeError(f"{text!r}: {dtype} needs JAX_ENABLE_X64=1")
     return jax.ShapeDtypeStruct([int(n) for n in (match[2] or "").split(",") if n], dtype)
 
 
@@ -115,7 +115,7 @@ def function(name: str, arguments: Iterable) -> Callable:
     """Import `module:function`, and check that it accepts these arguments."""
     where, _, attributes = name.partition(":")
     if not all(part.isidentifier() for part in [*where.split("."), *attributes.split(".")]):
-        raise UsageError(f"{name!r} is no module:function, want such as {_from_path(where, attributes) or 'jaxext:matmul'}")
+        raise UsageError(f"{name!r} is not a module:function, want one such as {_from_path(where, attributes) or 'jaxext:matmul'}")
     try:
         found: Any = module(where)
     except UsageError as error:
@@ -168,5 +168,5 @@ def _where(here: str | None) -> str:
     if here is None:
         return "not installed, and the working directory was deleted"
     if sys.flags.safe_path and not {"", here} & {*sys.path}:
-        return f"not installed; {here} was not looked in, since Python runs with -P or PYTHONSAFEPATH: add it to PYTHONPATH"
+        return f"not installed; Python runs with -P or PYTHONSAFEPATH, so {here} was not searched: add it to PYTHONPATH"
     return f"neither installed nor in {here}"

@@ -45,37 +45,37 @@ STUCK_S = 120  # a row on a GPU that takes longer waits for a kernel that hangs,
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The options by which `cases` chooses."""
-    which = parser.add_argument_group("which cases of the suite")
-    declares = "imported first: the forms that it declares (jaxext.extend) are in the suite, each tagged with its name, and its kernels"
+    which = parser.add_argument_group("cases of the suite")
+    declares = "import this module first: the suite then has the forms that it declares (jaxext.extend), tagged by name, and its kernels"
     which.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=declares)
-    which.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="problems with one of these tags")
-    which.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="cases with this, or one of these, in their name")
-    which.add_argument("--roles", nargs="+", action="extend", default=[], choices=ROLES, metavar="ROLE", help=f"of {', '.join(ROLES)}")
-    numbers = "in these numbers instead of the problem's own (default without a GPU: float32)"
+    which.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="only problems with one of these tags")
+    which.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="only cases with this in their name")
+    which.add_argument("--roles", nargs="+", action="extend", default=[], choices=ROLES, metavar="ROLE", help=f"only {', '.join(ROLES)}")
+    numbers = "dtypes instead of the problem's own (default without a GPU: float32)"
     which.add_argument("--dtype", nargs="+", action="extend", default=[], metavar="DTYPE", help=numbers)
     size = which.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_true", help="problems as they are (default on a GPU)")
-    size.add_argument("--reduced", action="store_true", help=f"smaller problems, of {problems.DEFAULT:.0e} operations (default elsewhere)")
-    size.add_argument("--quick", action="store_true", help="tiny problems and few samples: this tries the harness, and measures nothing")
+    size.add_argument("--full", action="store_true", help="problems in full size (default on a GPU)")
+    size.add_argument("--reduced", action="store_true", help=f"problems of {problems.DEFAULT:.0e} operations (default without a GPU)")
+    size.add_argument("--quick", action="store_true", help="tiny problems and few samples, to try the command: its times say nothing")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    how = parser.add_argument_group("how, with no active table of measurements")
+    how = parser.add_argument_group("how to measure (tables of measurements are not used)")
     known = ", ".join(report.libraries()[1:])  # not its choices: what --import imports registers more
-    beside = f"beside lax (default: all but fft): {known}, or yours"
+    beside = f"measure this beside lax (default: all but fft): {known}, or yours"
     how.add_argument("--implementation", action="append", default=[], metavar="NAME", help=beside)
-    how.add_argument("--without", action="append", default=[], metavar="NAME", help="a library to leave out: one of these, or lax")
+    how.add_argument("--without", action="append", default=[], metavar="NAME", help="leave this out: one of these, or lax")
     how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
-    how.add_argument("--brief", action="store_true", help="on a GPU, times of kernels with a cold L2 alone")
-    how.add_argument("--resume", action="store_true", help="go on with the report in --json: last with cases in which a run died or ended")
-    told = parser.add_argument_group("what becomes of it")
-    told.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
+    how.add_argument("--brief", action="store_true", help="on a GPU, measure only times of kernels with a cold L2 cache")
+    how.add_argument("--resume", action="store_true", help="continue the report in --json; cases in which an earlier run died come last")
+    told = parser.add_argument_group("output")
+    told.add_argument("--list", action="store_true", help="list the names of the cases, and measure nothing")
     says_json(told)
-    told.add_argument("--read", metavar="REPORT", help="say what is in a report of before, and measure nothing")
+    told.add_argument("--read", metavar="REPORT", help="summarize an earlier report, and measure nothing")
     told.add_argument(
-        "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="say what changed from one report to another, and measure nothing"
+        "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="show what changed from one report to another, and measure nothing"
     )
 
 
@@ -133,7 +133,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
     chosen = [case for case in chosen if not options.only or any(part in case.name for part in options.only)]
     if not chosen:
         asked = {"--only": options.only, "--tags": options.tags, "--roles": options.roles, "--dtype": options.dtype}
-        raise UsageError(f"no case for {' '.join(' '.join([option, *values]) for option, values in asked.items() if values)}")
+        raise UsageError(f"no case matches {' '.join(' '.join([option, *values]) for option, values in asked.items() if values)}")
     return in_order(chosen, jax.default_backend())
 
 
@@ -151,7 +151,7 @@ def _libraries(options: argparse.Namespace) -> list[str]:
     known = report.libraries()
     for option, names, of in (("--implementation", options.implementation, known[1:]), ("--without", options.without, known)):
         if unknown := [name for name in names if name not in of]:
-            raise UsageError(f"{option}: no {unknown[0]!r}, want one of {', '.join(of)}; --import MODULE imports what registers yours")
+            raise UsageError(f"{option}: unknown {unknown[0]!r}, want one of {', '.join(of)}; --import MODULE imports what registers yours")
     asked = {"lax", *(options.implementation or [name for name in known if name not in UNASKED])} - {*options.without}
     return [library for library in known if library in asked]
 
@@ -161,7 +161,7 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: li
     clock, why_not = timing.timer()
     world = environment.report()
     timer = clock.name + (", freed memory kept" if kept and isinstance(clock, timing.Wall) else "")
-    before = begun_before(options, {"timer": timer, "choice of --quick": options.quick, **world})
+    before = begun_before(options, {"timer": timer, "setting of --quick": options.quick, **world})
     ceilings = cells.ceilings(sorted({case.dtype for case in chosen}), clock, options.quick, before.ceilings if before else {})
     whole = report.Report(
         environment=world,
@@ -189,13 +189,13 @@ def begun_before(options: argparse.Namespace, world: Mapping[str, Any]) -> repor
     if not options.resume or not pathlib.Path(options.json).exists():
         return None
     before = stored(options.json, "--resume")
-    other = {"timer": before.timer, "choice of --quick": before.trial, **before.environment}
+    other = {"timer": before.timer, "setting of --quick": before.trial, **before.environment}
     may_differ = {"date", "command", "commit", "sources"} | (
         {"processor", "cores"} if world.get("capability") else set()
     )  # of a GPU's host
     differing = [name for name in world if name not in may_differ and world[name] != other.get(name)]
     if differing:
-        raise UsageError(f"--resume: {options.json} is of another {', '.join(differing)}: name another file, or remove it")
+        raise UsageError(f"--resume: {options.json} was measured with another {', '.join(differing)}: name another file, or remove it")
     return before
 
 
@@ -222,7 +222,7 @@ def _with_rows(
                 console.print(tables.head(shown, console.width), soft_wrap=True)
             console.print(tables.line(row, shown, console.width), soft_wrap=True)
             if why := cells.lost():
-                console.print(f"the device is lost, --resume goes on without this case: {why}", style="bold red", markup=False)
+                console.print(f"the device is lost; --resume continues without this case: {why}", style="bold red", markup=False)
                 return whole
             whole = structs.replace(whole, begun=others, rows=(*whole.rows, row))
             _write(options, whole)
@@ -251,7 +251,8 @@ def _introduce(whole: report.Report, console: Console) -> None:
     rates = (f"{what} {rate / 1e9:,.4g} G{'B' if what == 'copy' else 'FLOP'}/s" for what, rate in whole.ceilings.items())
     console.print(f"{whole.environment['device']}  {' '.join(whole.state.values())}", markup=False)
     console.print(whole.timer + (f" ({whole.not_cupti})" if whole.not_cupti else ""), markup=False)
-    console.print(f"ceilings: {', '.join(rates)}", markup=False)
+    console.print(f"measured peak rates: {', '.join(rates)}", markup=False)
+    console.print(tables.LEGEND, markup=False)
 
 
 def _with_progress(chosen: Sequence[Case], console: Console) -> Iterator[Case]:
@@ -282,7 +283,7 @@ def _conclude(options: argparse.Namespace, whole: report.Report, console: Consol
         console.print(f"written: {options.json}", markup=False, soft_wrap=True)
     if whole.interrupted:
         console.print(f"interrupted after {len(whole.rows)} cases", style="bold yellow")
-        console.print(f"begun and not ended: {'; '.join(whole.begun) or 'none'}", markup=False)
+        console.print(f"started and not finished: {'; '.join(whole.begun) or 'none'}", markup=False)
         return 130
     return int(any(map(findings.faults, whole.rows)))
 

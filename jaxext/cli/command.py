@@ -39,7 +39,7 @@ OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
 def main(argv: list[str] | None = None) -> int:
     """Run `python -m jaxext` with these arguments (None: those of the process), and return the exit status."""
     if sys.stdout is None:
-        return failed("stdout is closed, want somewhere to write, such as /dev/null")
+        return failed("stdout is closed: redirect it, for example to /dev/null")
     options, others = parser().parse_known_args(argv)
     if others:
         options.parser.error(f"unrecognized arguments: {' '.join(others)}")
@@ -91,15 +91,15 @@ def _help(options) -> int:
 
 
 def _info_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--arch", type=arch, help="ask for this GPU, such as sm_80 (default: the GPU that is here, or else sm_90a)")
+    command.add_argument("--arch", type=arch, help="the GPU to show, such as sm_80 (default: that of this machine, or sm_90a)")
     says_json(command)
 
 
 def _info(options) -> int:
-    """Shows what is here: versions, devices, implementations, the active table, verified kernels, and how the CUDA kernels were built.
+    """Show versions, devices, implementations, the active table, verified kernels, and how the CUDA kernels were built.
 
-    For a small call of each kind it shows whether each implementation is available, or why not, and which one is preferred without a table.
-    On machines without a GPU it also asks for one.
+    Each implementation is asked about a small call of each operation: it is preferred without a table, available, or not available, with
+    the reason.  On machines without a GPU this is also shown for a GPU.
 
     examples:
       python -m jaxext info
@@ -109,38 +109,41 @@ def _info(options) -> int:
     found = facts(options.arch)
     world, devices = found["environment"], [(d["platform"], f"{d['count']} x {d['kind']}") for d in found["devices"]]
     here = world["versions"] | {name: world[name] for name in ("processor", "commit")}
-    alike: dict[tuple, list[str]] = {}  # the calls for which an implementation has one state
+    calls: dict[tuple, list[str]] = {}  # those for which an implementation has one state
     for row in found["implementations"]:
-        alike.setdefault((row["platform"], row["implementation"], row["is"]), []).append(row["call"])
+        calls.setdefault((row["platform"], row["implementation"], row["is"]), []).append(row["call"])
+    alike: dict[tuple, list[str]] = {}  # the platforms on which it has that state for the same calls
+    for (platform, name, state), each in calls.items():
+        alike.setdefault((name, ", ".join(each), state), []).append(platform)
     columns = ("property", "value")
-    implementations = sorted((on, name, ", ".join(calls), state) for (on, name, state), calls in alike.items())
+    implementations = sorted((", ".join(platforms), *same) for same, platforms in alike.items())
     tell(
         options,
         found,
         Grid("This machine", columns, [*_known(here), *devices]),
-        Grid("Implementations", ("platform", "implementation", "of", "state"), implementations),
+        Grid("Implementations", ("platform", "implementation", "operation", "state"), implementations),
         Grid("Table of measurements", columns, _known(found["table"])),
         Grid("Verified kernels", columns, _known(found["verified"])),
-        Grid("CUDA kernels", columns, _known(found["build"])),
+        Grid("CUDA kernels (NVRTC and the launcher are for kernels that are given as text)", columns, _known(found["build"])),
     )
     return 0
 
 
 def _known(facts: dict) -> list[tuple]:
-    return [(what, value) for what, value in facts.items() if value is not None]
+    return [(what, value) for what, value in facts.items() if value not in (None, "")]
 
 
 def _explain_arguments(command: argparse.ArgumentParser) -> None:
     takes_function(command)
     command.add_argument("--platform", choices=PLATFORMS, help="default: that of --arch, or of this machine")
-    command.add_argument("--arch", type=arch, help="the GPU for which to decide, such as sm_90a; there need be none here")
-    command.add_argument("--backward", action="store_true", help="its gradient too, in every floating-point argument")
-    command.add_argument("--table", metavar="PATH", help='decide by this table, or by "none" (default: the active one)')
+    command.add_argument("--arch", type=arch, help="choose for this GPU, such as sm_90a; no GPU is needed")
+    command.add_argument("--backward", action="store_true", help="also list its gradient in all floating-point arguments")
+    command.add_argument("--table", metavar="PATH", help='table of measurements to choose by, or "none" (default: the active table)')
     says_json(command)
 
 
 def _explain(options) -> int:
-    """Lists the products of a function, the implementation of each, and why not the others.  It is traced, not run.
+    """List the operations of a function, the implementation of each, and why not the others.  The function is traced, not run.
 
     Without a SHAPE the function is called without arguments.
 
@@ -152,7 +155,7 @@ def _explain(options) -> int:
     """
     fun = function(options.function, options.shapes)
     if options.backward and not jax.tree.leaves(options.shapes):
-        raise UsageError("--backward: there is nothing to differentiate by, give a SHAPE for each argument")
+        raise UsageError("--backward: there is no argument to differentiate by, give a SHAPE for each")
     platform = options.platform or ("cuda" if options.arch else None)
     with jaxext.use_target(options.arch), _products_of_lax(options), _table(options):
         explanation = jaxext.explain(with_gradient(fun) if options.backward else fun, platform=platform)(*options.shapes)
@@ -172,7 +175,7 @@ def _table(options) -> contextlib.AbstractContextManager:
 
 
 def _bench(options) -> int:
-    """Measures problems of the suite by lax, by the rewrites for XLA and by jaxext's kernels, side by side in one run.
+    """Measure problems of the suite with lax, with jaxext's rewrites for XLA and with its kernels, side by side in one run.
 
     Without a GPU the problems are reduced to sizes for a CPU.  Ctrl-C keeps what was measured.
 
@@ -187,15 +190,15 @@ def _bench(options) -> int:
 def _tune_arguments(command: argparse.ArgumentParser) -> None:
     takes_function(command, nargs="?")
     bench.add_selection(command)
-    command.add_argument("--no-backward", dest="backward", action="store_false", help="not the gradient of the function")
-    command.add_argument("--candidates", type=count, default=8, metavar="N", help="configs of each implementation (default: %(default)s)")
-    command.add_argument("--tolerance", type=float, metavar="E", help="largest relative error of 'fft' (default: it is not measured)")
-    command.add_argument("--table", metavar="PATH", help="where to store what was measured (default: the user's own table)")
+    command.add_argument("--no-backward", dest="backward", action="store_false", help="do not measure the gradient of the function")
+    command.add_argument("--candidates", type=count, default=8, metavar="N", help="configs per implementation (default: %(default)s)")
+    command.add_argument("--tolerance", type=float, metavar="E", help="also measure 'fft', with this relative error at most")
+    command.add_argument("--table", metavar="PATH", help="store the measurements in this table (default: the user's own)")
     says_json(command)
 
 
 def _tune(options) -> int:
-    """Measures the implementations of each product of a function, or of problems of the suite, and stores the times for later programs.
+    """Measure the implementations of each operation of a function, or of problems of the suite, and store the times for later programs.
 
     A candidate with a wrong result is reported and never used, and the exit status is 1.  Ctrl-C keeps what was measured.
 
@@ -230,7 +233,7 @@ def _tune(options) -> int:
         status = INTERRUPTED
     world = environment.report()
     document = {"environment": world, "table": path, "interrupted": bool(status), "rows": [dataclasses.asdict(row) for row in rows]}
-    tell(options, document, *([f"{counted(len(rows), 'product')} on {world['device']}: {path}"] if rows else []))
+    tell(options, document, *([f"{counted(len(rows), 'operation')} on {world['device']}: {path}"] if rows else []))
     if not rows and not status:
         return failed(f"tune: {NOTHING}")
     return status or (1 if any(candidate.wrong for row in rows for candidate in row.candidates) else 0)
@@ -241,14 +244,14 @@ def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeSt
     if options.function:
         for name in ("tags", "only", "roles", "dtype", "full", "reduced", "quick"):
             if getattr(options, name):
-                raise UsageError(f"a function was given, and --{name} chooses from the suite")
+                raise UsageError(f"--{name} chooses from the suite, want it without a function")
         backward = options.backward and bool(jax.tree.leaves(options.shapes))
         yield options.function, function(options.function, options.shapes), options.shapes, backward
         return
     if options.in_place_of_lax:
-        raise UsageError("--in-place-of-lax is for a module:function")
+        raise UsageError("--in-place-of-lax needs a module:function")
     if not options.tags and not options.only:
-        raise UsageError("give a module:function, or --tags or --only to choose from the suite, which takes hours in all")
+        raise UsageError("give a module:function, or --tags or --only to choose from the suite (all of it takes hours)")
     cases = bench.cases(options)
     with_step = {(case.problem, case.numbers) for case in cases if case.role == "step"}  # a step includes the other roles
     for case in cases:

@@ -1,4 +1,4 @@
-"""The command `doctor`: hazards of lax's products in a function."""
+"""The command `doctor`: issues of lax's operations in a function."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ SPLIT = re.compile(r"(?<=\d)@(\w+(?:\+\w+)*)")
 def add_arguments(command: argparse.ArgumentParser) -> None:
     takes_function(command, split_shape)
     command.add_argument(
-        "--mesh", type=mesh, metavar="SIZES", help="4,2 (named data and model) or data=4,model=2; devices need not be here"
+        "--mesh", type=mesh, metavar="SIZES", help="sizes of the mesh: 4,2 (axes data and model) or data=4,model=2; no devices are needed"
     )
     command.add_argument("--platform", choices=PLATFORMS, help="default: that of --arch, or of this machine")
-    command.add_argument("--arch", type=arch, help="the GPU to decide for, such as sm_90a; there need be none here")
+    command.add_argument("--arch", type=arch, help="read the program for this GPU, such as sm_90a; no GPU is needed")
     command.add_argument(
         "--backward",
         action=argparse.BooleanOptionalAction,
-        help="the gradient too, in every floating-point argument (default: if it is a loss)",
+        help="read the gradient in all floating-point arguments too (default: if the function returns one real number)",
     )
-    command.add_argument("--measure", action="store_true", help="time lax's product and jaxext's where lax's is slow")
+    command.add_argument("--measure", action="store_true", help="time lax's operation and jaxext's where lax's is slow")
     says_json(command)
 
 
 def doctor(options) -> int:
-    """Names the hazards of lax's own products in a function: where they are wrong, crash or are slow, and the fix.  It is traced, not run.
+    """List issues of lax's own operations in a function: where they are wrong, crash or are slow, and the fix.  It is traced, not run.
 
-    The exit status is 1 if something is wrong or crashes, and 0 if products are at most slow.  A SHAPE such as f32[64@data,32,32,3] is
+    The exit status is 1 if something is wrong or crashes, and 0 if operations are at most slow.  A SHAPE such as f32[64@data,32,32,3] is
     split over an axis of --mesh.
 
     examples:
@@ -53,9 +53,9 @@ def doctor(options) -> int:
     arguments = split_over(options.mesh, options.shapes)
     platform = options.platform or ("cuda" if options.arch else None)
     if options.backward and not jax.tree.leaves(options.shapes):
-        raise UsageError("--backward: there is nothing to differentiate by, give a SHAPE for each argument")
+        raise UsageError("--backward: there is no argument to differentiate by, give a SHAPE for each")
     if options.measure and platform not in (None, jax.default_backend().replace("gpu", "cuda")):
-        raise UsageError(f"--measure is for the platform of this machine, which is not {platform}")
+        raise UsageError(f"--measure runs on this machine, whose platform is not {platform}")
     with jaxext.use_target(options.arch):
         report = jaxext.doctor(fun, platform=platform, gradients=options.backward, measure=options.measure)(*arguments)
     tell(options, dataclasses.asdict(report) | {"ok": report.ok}, str(report))
@@ -71,7 +71,7 @@ def split_shape(text: str) -> jax.ShapeDtypeStruct:
     if not names:
         return unsplit
     if len({*names}) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} has an axis of the mesh twice")
+        raise argparse.ArgumentTypeError(f"{text!r} names an axis of the mesh twice")
     return jax.ShapeDtypeStruct(unsplit.shape, unsplit.dtype, sharding=NamedSharding(_mesh(dict.fromkeys(names, 1)), P(*axes)))
 
 
@@ -80,7 +80,7 @@ def mesh(text: str) -> AbstractMesh:
     parts = [each.rpartition("=") for each in re.sub(r"\s", "", text).split(",")]
     names = [name for name, _, _ in parts] if "=" in text else ["data", "model"][: len(parts)]
     if not all(size.isdecimal() and int(size) for *_, size in parts) or not all(map(str.isidentifier, names)) or len({*names}) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no mesh, want one such as 4,2 or data=4,model=2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mesh, want one such as 4,2 or data=4,model=2")
     return _mesh({name: int(size) for name, (*_, size) in zip(names, parts, strict=True)})
 
 
@@ -95,7 +95,7 @@ def split_over(mesh: AbstractMesh | None, arguments: Any) -> Any:
         names = leaf.sharding.mesh.axis_names
         if mesh is None or not {*names} <= {*mesh.axis_names}:
             raise UsageError(
-                f"a SHAPE is split by {', '.join(names)}, want --mesh{'' if mesh is None else f' {mesh.axis_names}'} to have it"
+                f"a SHAPE is split by {', '.join(names)}, want --mesh with it{'' if mesh is None else f', not of {mesh.axis_names}'}"
             )
         sharding = NamedSharding(mesh, leaf.sharding.spec)
         try:

@@ -32,7 +32,7 @@ def facts(arch: str | None) -> dict:
         "environment": environment.report(),
         "devices": [{"platform": on, "kind": kind, "count": count} for (on, kind), count in kinds.items()],
         "implementations": [row for on, named in targets for row in _available(on, named)],
-        "table": {"read from": table.source, "rows that hold here": len(table.rows), "ignored": table.ignored},
+        "table": {"file": table.source, "valid rows": len(table.rows), "ignored": table.ignored},
         "verified": _verified(arch),
         "build": _build(),
     }
@@ -66,14 +66,14 @@ def _verified(arch: str | None) -> dict:
         capability = compute_capability("cuda") or 90
     found = record.read(capability)
     right = sum(verified.right for verified in found.rows.values())
-    facts = {"compute capability": capability / 10, "kinds of kernels that were right": right, "wrong": len(found.rows) - right}
-    return facts | {"the user's own": found.source, "ignored": found.ignored}
+    facts = {"compute capability": capability / 10, "right kinds": right, "wrong kinds": len(found.rows) - right}
+    return facts | {"file": found.source, "ignored": found.ignored}
 
 
 def _build() -> dict[str, str]:
-    """Return how the CUDA kernels were built, if they were; otherwise the page that tells how to get them."""
+    """Return how the CUDA kernels were built, if they were; otherwise the page that says how to get them."""
     reason = cuda_binding.missing()
-    facts = {"state": reason, "to get them": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
+    facts = {"state": reason, "documentation": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
         from jaxext import _cuda_module as module
 
@@ -81,9 +81,9 @@ def _build() -> dict[str, str]:
     with contextlib.suppress(ImportError):
         from jaxext._cuda_build import SOURCES
 
-        facts["hash of csrc"] = SOURCES[:16]
+        facts["source hash"] = SOURCES[:16]
     nvrtc_here = nvrtc.missing() or "{}.{}".format(*nvrtc.version())
-    return facts | {"NVRTC, for kernels as text": nvrtc_here, "their launcher": launcher.missing() or "loaded"}
+    return facts | {"NVRTC": nvrtc_here, "launcher": launcher.missing() or "loaded"}
 
 
 def check_device() -> None:
@@ -93,5 +93,5 @@ def check_device() -> None:
     except Exception as error:  # jax raises RuntimeError, or AssertionError without a message
         platforms = os.environ.get("JAX_PLATFORMS")
         why = str(error).strip().partition("\n")[0]
-        where = f"of the platforms that JAX_PLATFORMS names, {platforms!r}, there is none here" if platforms else "there is no device here"
+        where = f"no device of JAX_PLATFORMS={platforms!r} was found" if platforms else "no device was found"
         raise Failure(f"jax: {where}{why and f' ({why})'}") from None

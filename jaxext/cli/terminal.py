@@ -18,7 +18,7 @@ SHORT = 16  # cells of at most this many characters are not folded while the oth
 WORDS = {
     "bold red": r"(?m)^(WRONG|CRASH)(?=:)|\b[1-9]\d* (wrong|crash|by nothing)\b",
     "yellow": r"(?m)^SLOW(?=:)|\b\d+ slow\b|\b(not available|refused)\b",
-    "green": r"\bno hazard\b|\bpreferred\b|\b[1-9]\d* (rewritten|right)\b",
+    "green": r"\bno issue\b|\bpreferred\b|\b[1-9]\d* (rewritten|right)\b",
 }
 LEAST_WIDTH = 40  # minimum columns, even if the terminal reports fewer
 
@@ -44,19 +44,19 @@ def says_json(command: argparse._ActionsContainer) -> None:
         const="-",
         type=json_path,
         metavar="PATH",
-        help='write JSON: instead of tables ("-", or no PATH), or into a file beside them',
+        help='write JSON to stdout instead of tables ("-", or no PATH), or to this file as well',
     )
 
 
 def json_path(text: str) -> str:
     if text != "-" and not text.endswith(".json"):  # an argument after a bare --json would be parsed as its path
-        raise argparse.ArgumentTypeError(f'{text!r} is no path that ends in .json, nor "-" (write a bare --json last)')
+        raise argparse.ArgumentTypeError(f'{text!r} is not a path that ends in .json, nor "-" (put a bare --json last)')
     return text
 
 
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)
 
 

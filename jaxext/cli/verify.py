@@ -41,23 +41,23 @@ TRIAL_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--family", nargs="+", metavar="NAME", help="only kernels of these families, as in the table")
-    add("--implementation", choices=IMPLEMENTATIONS, help="only this one's")
-    add("--only", nargs="+", metavar="TEXT", help="only cases with one of these texts in their names")
-    add("--again", metavar="FILE", help="only cases that these events (of --json) do not call right")
-    add("--minutes", type=float, default=3, metavar="M", help="within which everything ends (default: %(default)s)")
-    add("--json", metavar="FILE", help="append every event to this file, a line each, when it happens (default: verify.jsonl in the cache)")
-    add("--share", nargs="?", const="verified.json", metavar="FILE", help="write the record to this file too, for a pull request")
-    add("--workers", type=count, metavar="N", help=f"processes (default: the cores of this machine but 2, at most {MOST_WORKERS})")
+    add("--family", nargs="+", metavar="NAME", help="check only kernels of these families, named as in the table")
+    add("--implementation", choices=IMPLEMENTATIONS, help="check only kernels of this implementation")
+    add("--only", nargs="+", metavar="TEXT", help="check only cases whose name contains one of these")
+    add("--again", metavar="FILE", help="check only cases that were not right in this file of events (of --json)")
+    add("--minutes", type=float, default=3, metavar="M", help="time limit for everything, in minutes (default: %(default)s)")
+    add("--json", metavar="FILE", help="append each event to this file at once, as a line of JSON (default: verify.jsonl in the cache)")
+    add("--share", nargs="?", const="verified.json", metavar="FILE", help="also write the record to this file, for a pull request")
+    add("--workers", type=count, metavar="N", help=f"worker processes (default: the cores of this machine less 2, at most {MOST_WORKERS})")
     add("--list", action="store_true", help="list the cases, and run none")
-    add("--trial", action="store_true", help="try all this on a CPU: Triton's interpreter, and stand-ins for kernels that fail")
+    add("--trial", action="store_true", help="try the command on a CPU, with Triton's interpreter and stand-ins for kernels that fail")
 
 
 def verify(options) -> int:
-    """Runs every kernel once on the GPU of this machine, compares with float64, and stores which kinds of kernels are right.
+    """Run every kernel once on the GPU of this machine, compare with float64, and store which kinds of kernels are right.
 
-    Calls without a name take only kernels that were verified.  A wrong kernel, an exception, a hang and a crash are found in processes of
-    their own.  The exit status is 1 if there is one, and 2 if there is no GPU.
+    Calls that name no implementation use only verified kernels.  Kernels run in worker processes, so a hang or a crash is reported like a
+    wrong result.  The exit status is 1 if a kernel failed, and 2 if there is no GPU.
 
     examples:
       python -m jaxext verify
@@ -95,7 +95,7 @@ def verify(options) -> int:
         chosen = _chosen(options, cases, past)
         if options.list:
             show(Grid(counted(len(chosen), "case"), ("case", "kind"), [(case.name, case.kind) for case in chosen]))
-            show(*(f"{each.implementation} refuses {each.op} of {each.contact}: {each.reason}" for each in refusals))
+            show(*(f"{each.implementation} does not support {each.op} of {each.contact}: {each.reason}" for each in refusals))
             return 0
         for refusal in refusals:
             log.write("refused", **dataclasses.asdict(refusal))
@@ -108,7 +108,7 @@ def verify(options) -> int:
 def _run(options, log: Log, controller: Controller, module: ModuleType, cases: list[Case], chosen: list[Case], past: Past) -> int:
     """Check the chosen cases, store what is known, and return the exit status."""
     if not chosen and not past.verdicts:
-        raise UsageError("no case is left: see --list")
+        raise UsageError("no case was chosen: see --list")
     log.write("listed", cases=len(chosen), nvidia_smi=None if options.trial else _nvidia_smi())
     status = 0
     try:
@@ -118,7 +118,7 @@ def _run(options, log: Log, controller: Controller, module: ModuleType, cases: l
     except KeyboardInterrupt:
         status = 130
     except NoWorker as error:
-        reason = f"verify: no worker starts: {str(error).strip() or 'it says nothing'}"
+        reason = f"verify: no worker starts: {str(error).strip() or 'it gave no reason'}"
         if not log.verdicts:
             raise Failure(reason) from None
         print(reason, file=sys.stderr)
@@ -127,7 +127,7 @@ def _run(options, log: Log, controller: Controller, module: ModuleType, cases: l
     _tell(chosen, verdicts, time.monotonic() - log.start)
     if options.trial:
         wrong = module.failures(verdicts, {case.name: case.implementation for case in cases})
-        print("\n".join(["Everything was reported as what it is."] if not wrong else wrong))
+        print("\n".join(["Every stand-in was reported as expected."] if not wrong else wrong))
         return status or (1 if wrong else 0)
     _store(options, results.verified(cases, {**(past.alike if _is_of_here(past) else {}), **verdicts}))
     return status or (1 if any(verdict.outcome in FAILED for verdict in verdicts.values()) else 0)
@@ -190,7 +190,7 @@ def _is_of_here(past: Past) -> bool:
 def _store(options, verified: Mapping[str, Any]) -> None:
     """Add to the user's own record, and to the file that is shared, with digests of the code of what was right."""
     if not verified:
-        print("Nothing was stored: of no kind of kernels the first case was right.")
+        print("Nothing was stored: no kind of kernels had a right first case.")
         return
     entry = Entry.of(active.context("cuda"), datetime.datetime.now(datetime.UTC).date(), {}, verified=verified)
     right = sum(each.right for each in verified.values())
@@ -201,7 +201,7 @@ def _store(options, verified: Mapping[str, Any]) -> None:
             from jaxext.bench.shipping import shipped
 
             table_file.merge(options.share, [shipped(entry)])
-            print(f"with digests of the code that ran: {options.share}")
+            print(f"also with digests of the code that ran: {options.share}")
     except (OSError, ValueError) as error:
         raise Failure(f"verify: the record cannot be written: {error}") from None
 

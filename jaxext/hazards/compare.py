@@ -34,7 +34,7 @@ class Measured:
 
     def __str__(self) -> str:
         lax, ours = self.lax_ms[1], self.jaxext_ms[1]
-        return f"measured here: lax {lax:.3g} ms, jaxext {ours:.3g} ms ({lax / ours:.3g} times as fast)"
+        return f"measured here: lax {lax:.3g} ms, jaxext {ours:.3g} ms ({lax / ours:.3g}x as fast)"
 
 
 def compare(product: Equation | Planned) -> Measured | None:

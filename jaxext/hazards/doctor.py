@@ -27,13 +27,13 @@ from jaxext.hazards.lax_products import PRODUCTS, Equation, Place, Planned, plac
 from jaxext.hazards.origins import Origins
 from jaxext.hazards.split_axes import ASKED, Splits, product_splits
 from jaxext.lax.dispatch import in_place_of_lax
-from jaxext.tuning.explain import WIDTH, chosen, known_platform
+from jaxext.tuning.explain import WIDTH, Stored, chosen, known_platform
 from jaxext.tuning.tool import Tool
 from jaxext.tuning.tune import with_gradient
 from jaxext.tuning.walk import Step, walk
 
 ORDER = ("wrong", "crash", "slow", "note")
-UNKNOWN = "XLA could not be asked how it splits arrays, so the hazards of several devices were not looked for."
+UNKNOWN = "XLA could not be asked how it splits arrays, so issues of several devices were not looked for."
 ALIKE = 5  # notes of one kind that are listed
 LISTED = 3  # constants that are named
 NO_FLOATS = "no argument is a floating-point array"
@@ -41,30 +41,30 @@ NO_FLOATS = "no argument is a floating-point array"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A hazard at a place of the program.
+    """An issue at a place of the program.
 
     Attributes:
-      hazard: its name.
+      issue: its name.
       what: "wrong", "crash", "slow" or "note".
-      source: the line that made the product: file, line and function.
+      source: the line that made the operation: file, line and function.
       scope: the names of the model's modules around it, and of jax's transformations.
       where: "forward" or "backward".
-      product: operands with their shapes, and the mesh axes that split them, and the result.
+      operation: operands with their shapes, and the mesh axes that split them, and the result.
       times: how often the program runs it.
       why: the reason, in a sentence or two.
-      since: the versions of jax that have it, and where that was seen.
+      since: the versions of jax that have it, and whether that was tested.
       cost: what it costs, estimated.
-      measured: milliseconds of lax's product and of jaxext's on this machine, if they were asked for.
-      fix: what to call instead.
+      measured: milliseconds of lax's operation and of jaxext's on this machine, if they were asked for.
+      fix: what to do about it.
       page: the address of its section of the documentation.
     """
 
-    hazard: str
+    issue: str
     what: str
     source: str
     scope: str
     where: str
-    product: str
+    operation: str
     times: int
     why: str
     since: str
@@ -80,13 +80,13 @@ class Report:
 
     `devices` says which mesh was assumed, and of how many arguments no sharding is known.
     `remarks` say how the function was read: which gradient, or why none, and which operands are constants of the program.
-    `refusal` is the error of jaxext if the function cannot be traced inside `in_place_of_lax`; then what is slow is not known.
+    `refusal` is the error of jaxext if the function cannot be traced inside `in_place_of_lax`; then slow operations are not known.
     """
 
     platform: str
     jax: str  # its version
     read: str  # "forward", "forward and backward", or "as it stands" if the function computes gradients itself
-    products: int  # of lax, in the program
+    operations: int  # of lax, in the program
     findings: tuple[Finding, ...]
     devices: str = "one device"  # or the mesh, with the sizes of its axes
     refusal: str | None = None
@@ -98,27 +98,27 @@ class Report:
 
     def __str__(self) -> str:
         counts = collections.Counter(finding.what for finding in self.findings)
-        found = ", ".join(f"{counts[what]} {what}" for what in ORDER if counts[what]) or "no hazard"
-        head = f"{counted(self.products, 'product')} of lax on {self.platform}, {self.devices}, {self.read}, jax {self.jax}: {found}"
-        by_hazard: dict[str, list[Finding]] = {}
+        found = ", ".join(f"{counts[what]} {what}" for what in ORDER if counts[what]) or "no issue"
+        head = f"{counted(self.operations, 'operation')} of lax on {self.platform}, {self.devices}, {self.read}, jax {self.jax}: {found}"
+        by_issue: dict[str, list[Finding]] = {}
         for finding in self.findings:
-            by_hazard.setdefault(finding.hazard, []).append(finding)
+            by_issue.setdefault(finding.issue, []).append(finding)
         head += "".join(f"\n{textwrap.fill(remark, WIDTH, break_on_hyphens=False)}" for remark in self.remarks)
-        head += f"\nwhat is slow is not known, since in_place_of_lax() ends with {self.refusal}" if self.refusal else ""
-        return "\n\n".join([head, *("\n".join(_section(findings)) for findings in by_hazard.values())])
+        head += f"\nslow operations are not known, because in_place_of_lax() fails with {self.refusal}" if self.refusal else ""
+        return "\n\n".join([head, *("\n".join(_section(findings)) for findings in by_issue.values())])
 
 
 def _section(findings: Sequence[Finding]) -> Iterator[str]:
     first = findings[0]
-    yield f"{first.what.upper()}: {first.hazard} ({first.since})"
+    yield f"{first.what.upper()}: {first.issue} ({first.since})"
     yield textwrap.fill(first.why, WIDTH, initial_indent="  ", subsequent_indent="  ")
-    yield f"  Use {first.fix}."
+    yield f"  Fix: {first.fix}."
     yield f"  See {first.page}"
     listed = findings if first.what != "note" else findings[:ALIKE]
     for each in listed:
         times = f", {each.times} times" if each.times > 1 else ""
         yield f"  - {each.source}, {each.where}{times}"
-        yield f"      {each.product}"
+        yield f"      {each.operation}"
         more = [each.cost, str(each.measured or "")]
         if any(more):
             yield f"      {'; '.join(filter(None, more))}"
@@ -129,8 +129,8 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
 def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None = None, measure: bool = False) -> Callable[..., Report]:
     """Return a function of the arguments of `fun` that names the known faults of lax's own operations in it, each with a fix.
 
-    A fault is a product that is wrong, crashes or is slow.  Those of jaxext's products that lax's have on CPUs are named too, because XLA
-    computes both.  The function is traced, not run.
+    A fault is an operation that is wrong, crashes or is slow.  Faults that jaxext's operations share with lax's on CPUs are named too,
+    because XLA computes both.  The function is traced, not run.
 
     Args:
       fun: a function of arrays, or pytrees of them, of any shapes and dtypes.
@@ -138,7 +138,7 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
       gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
         Arrays that it closes over are constants, in which no gradient is read.  A training step that computes gradients itself is read
         as it stands.
-      measure: whether to time lax's product and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
+      measure: whether to time lax's operation and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
 
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings, and returns a
@@ -158,12 +158,12 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
     """
     if not isinstance(gradients, bool | None):
         raise TypeError(
-            f"doctor: gradients is {format_value(gradients)}, want True, False or None: they are of all floating-point arguments"
+            f"doctor: gradients is {format_value(gradients)}, want True, False or None; True means in all floating-point arguments"
         )
     platform = known_platform("doctor", platform)
     if measure and platform != known_platform("doctor", None):
         raise ValueError(
-            f"doctor: measure is set and platform is {format_value(platform)}, want {known_platform('doctor', None)!r}, which is here"
+            f"doctor: measure is set and platform is {format_value(platform)}, want {known_platform('doctor', None)!r}, as here"
         )
 
     def examined(fun, args, kwargs) -> Report:
@@ -201,7 +201,7 @@ def _format_mesh(mesh: Mapping[str, int], leaves: Sequence[Any]) -> str:
     if not mesh:
         return "one device"
     bare = sum(not isinstance(getattr(leaf, "sharding", None), jax.NamedSharding) for leaf in leaves)
-    replicated = f" (without a sharding, so whole on each device: {bare} of {counted(len(leaves), 'argument')})" if bare else ""
+    replicated = f" ({bare} of {counted(len(leaves), 'argument')} without a sharding, taken as replicated)" if bare else ""
     return f"a mesh of {', '.join(f'{axis} {size}' for axis, size in mesh.items())}{replicated}"
 
 
@@ -209,7 +209,7 @@ def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
     try:
         return jax.make_jaxpr(fun)(*args, **kwargs)
     except Exception as error:
-        error.add_note("doctor: this is of the gradient; with gradients=False (--no-backward) the function alone is read")
+        error.add_note("doctor: the gradient raised this; with gradients=False (--no-backward) the function alone is read")
         raise
 
 
@@ -262,13 +262,13 @@ def _planned_in_place(fun: Callable, args, kwargs, program: ClosedJaxpr, platfor
 
 def _planned(program: ClosedJaxpr, replaced: ClosedJaxpr, platform: str) -> Iterator[tuple[Planned, Step]]:
     """The products that `in_place_of_lax` puts in lax's place: those that the program does not have without it."""
-    own = collections.Counter(_named(step) for step in _products(program))
+    own, stored = collections.Counter(_named(step) for step in _products(program)), Stored()
     for step in _products(replaced):
         name = _named(step)
         own[name] -= 1
         if own[name] < 0:
             call, _, choice = chosen(step.eqn, platform)
-            yield Planned(step.eqn, call, choice), step
+            yield Planned(step.eqn, call, choice, stored.types(step)), step
 
 
 def _products(program: ClosedJaxpr):
@@ -287,12 +287,12 @@ def _finding(hazard: Hazard, product: Equation | Planned, where: Place, times: i
     work = f"{flops / 1e9:,.2f} GFLOP" if flops >= 1e8 else f"{flops / 1e6:.3g} MFLOP"
     cost = [f"{work}, computed by {product.by} in jaxext" if planned else "", hazard.cost(product)]
     return Finding(
-        hazard=hazard.name,
+        issue=hazard.name,
         what=hazard.what,
         source=where.source,
         scope=where.scope,
         where="backward" if where.backward else "forward",
-        product=str(product),
+        operation=str(product),
         times=times,
         why=hazard.why_on(product.platform),
         since=hazard.since_on(product.platform),
@@ -318,10 +318,10 @@ def _remarks(program: ClosedJaxpr, backward: bool, gradients: bool | None) -> It
     """Yield remarks on a function by its own program.  `backward`: whether its gradient is read too; `gradients`: whether it was asked."""
     own = _computes_gradients(program)
     if own and gradients:
-        yield "The function computes gradients itself, and gradients=True (--backward) reads the gradient of that: second derivatives."
+        yield "The function computes gradients itself, and gradients=True (--backward) reads their gradient: second derivatives."
     elif own and backward:
         yield (
-            "The function computes gradients itself and returns one real number, so its gradient is read too, as that of a loss. "
+            "The function computes gradients itself and returns one real number, so its gradient is read too, like that of a loss. "
             "If it is a training step, gradients=False (--no-backward) reads it as it stands."
         )
     elif own:
@@ -329,15 +329,15 @@ def _remarks(program: ClosedJaxpr, backward: bool, gradients: bool | None) -> It
     elif not backward and gradients is None:
         reason = _no_loss(program)
         forced = "" if reason == NO_FLOATS else " gradients=True (--backward) reads it in all floating-point arguments."
-        yield f"No gradient is read, since {reason}.{forced}"
+        yield f"No gradient is read, because {reason}.{forced}"
     if constants := [*_constants_in_products(program)]:
         types = sorted(frozenset().union(*constants))
         named = ", ".join(types[:LISTED]) + (f" and {len(types) - LISTED} more types" if len(types) > LISTED else "")
-        operands = "1 product has an operand" if len(constants) == 1 else f"{len(constants)} products have operands"
+        operands = "1 operation has an operand" if len(constants) == 1 else f"{len(constants)} operations have operands"
         yield (
             f"{operands} made of arrays that the function closes over ({named}). These are constants of the program: XLA compiles them in "
-            "and may fold what is made of them alone. "
-            + ("" if own else "No gradient in them is read, so hazards of such a gradient are not reported. ")
+            "and may precompute results of constants alone. "
+            + ("" if own else "No gradient in them is read, so issues of such a gradient are not reported. ")
             + "If they are parameters, pass them as arguments."
         )
 

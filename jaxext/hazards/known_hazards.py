@@ -16,14 +16,14 @@ from jaxext.core.call import Call
 from jaxext.hazards.lax_products import PRODUCTS, Conv, Equation, Planned
 
 CPU, GPUS = ("cpu",), ("cuda", "rocm")
-IN_PLACE = "jaxext's operation, or jaxext.in_place_of_lax() around the model"
+IN_PLACE = "use jaxext's operation, or jaxext.in_place_of_lax() around the model"
 
 
 @dataclasses.dataclass(frozen=True)
 class Hazard:
     """A fault or a weakness of lax's own products."""
 
-    name: str
+    name: str  # as messages say it
     what: Literal["wrong", "crash", "slow", "note"]  # "crash": an error or the end of the process
     _: dataclasses.KW_ONLY
     holds: Callable[[Any], bool]  # of an equation of lax, or, in PLANNED_HAZARDS, of a call that jaxext would not compute as lax does
@@ -47,8 +47,8 @@ class Hazard:
 
     def since_on(self, platform: str) -> str:
         """Return on which versions it shows, in words."""
-        versions = "every version tested" if self.fixed is None else f"jax before {'.'.join(map(str, self.fixed))}"
-        return versions + (", as reported" if not self.seen else "" if platform == "cpu" else ", on CPUs")
+        versions = "every tested version of jax" if self.fixed is None else f"jax before {'.'.join(map(str, self.fixed))}"
+        return "as reported, not tested" if not self.seen else versions + ("" if platform == "cpu" else ", on CPUs")
 
 
 def is_conv(holds: Callable[[Conv, Equation], bool]) -> Callable[[Equation], bool]:
@@ -123,125 +123,123 @@ def zeros(planned: Planned) -> str:
     window = planned.call.window
     assert window is not None
     steps = math.prod(window.input_dilation) * (math.prod(window.stride) if planned.call.open == "x" else 1)
-    return f"up to {steps} times the multiplications in lax" if planned.platform in GPUS else ""
+    return f"lax does up to {steps} times the multiplications" if planned.platform in GPUS else ""
 
 
 def all_groups(planned: Planned) -> str:
-    return f"{planned.call.sizes['G']} times the multiplications in lax"
+    return f"lax does {planned.call.sizes['G']} times the multiplications"
 
 
-FROM_STRUCTURE = "This follows from the structure of XLA's program, and was measured on an H100 for some kinds."
-HIGHEST = "jax.default_matmul_precision('highest'), or precision='highest' in the call, where float32 is meant"
+FROM_STRUCTURE = "This is concluded from XLA's program, and was measured on an H100 for some kinds."
+HIGHEST = "jax.default_matmul_precision('highest'), or precision='highest' in the call, if the result must be accurate to float32"
 
 # An equation of lax has all that hold.
 EQUATION_HAZARDS = (
     Hazard("all-reduce over a replicated axis", "wrong", page="lax-hazards.md#an-all-reduce-over-a-replicated-axis", cost=factor,
         holds=is_conv(lambda conv, e: bool(conv.counted_again)),
-        why="If both operands of a convolution are sharded, along space for instance, XLA can add up partial results over all devices, "
-            "also over a mesh axis that leaves the larger operand whole. Gradients of filters have it in data-parallel training."),
+        why="If both operands of a convolution are sharded, for example along space, XLA can sum partial results over all devices, "
+            "including a mesh axis over which the larger operand is replicated. Filter gradients in data-parallel training are affected."),
     Hazard("groups on all devices, transposed", "wrong", page="lax-hazards.md#groups-on-all-devices-transposed",
         holds=is_conv(lambda conv, e: conv.misplaced),
         why="If each device has groups of its own, and the result has another order of dimensions than the input, such as NHWC after "
-            "NCHW, XLA permutes the split of the result the wrong way round."),
+            "NCHW, XLA permutes the sharding of the result in the wrong direction."),
     Hazard("pointwise groups split over devices", "wrong", page="lax-hazards.md#groups-of-a-pointwise-convolution-split-over-devices",
         holds=is_conv(lambda conv, e: conv.groups > 1 and conv.mixes_groups),
-        why="If devices split the channels of a grouped convolution with a filter of one tap, as vmap makes it too, XLA multiplies other "
-            "groups, or refuses its own program."),
+        why="If the channels of a grouped convolution with a filter of size 1 are sharded, XLA multiplies the wrong groups, or rejects its "
+            "own program. vmap makes such convolutions too."),
     Hazard("pointwise depthwise convolution with split channels", "crash",
         page="lax-hazards.md#a-pointwise-depthwise-convolution-with-split-channels", holds=is_conv(lambda conv, e: conv.frees_twice),
-        why="If a mesh axis splits the channels of a depthwise convolution with a filter of one tap, and another neither input nor "
-            "result, XLA ends the process."),
+        why="If one mesh axis splits the channels of a depthwise convolution with a filter of size 1, and another axis splits neither "
+            "input nor result, XLA aborts the process."),
     Hazard("batch groups split over devices", "crash", page="lax-hazards.md#batch-groups-split-over-devices",
         holds=is_conv(lambda conv, e: conv.batch_groups > 1 and conv.mixes_groups),
-        why="If the channels of the result are split into more parts than there are batch groups, XLA ends the process. With a filter of "
-            "one tap the numbers are wrong instead, also for a batch in more parts."),
-    Hazard("batch of products split otherwise", "wrong", page="lax-hazards.md#a-batch-of-products-whose-result-is-split-otherwise",
+        why="If the channels of the result are split into more parts than there are batch groups, XLA aborts the process. With a filter "
+            "of size 1 the result is wrong instead, also if the batch is split into more parts."),
+    Hazard("batch of matmuls split otherwise", "wrong", page="lax-hazards.md#a-batch-of-products-whose-result-is-split-otherwise",
         holds=exchanges_batch,
-        why="If the batch of a matrix product is split over one mesh axis, the sum over another of another size, and the result's batch "
-            "is asked over the second, with its rows or columns over the first, XLA multiplies other matrices."),
+        why="If the batch of a matmul is split over one mesh axis and the contracted dimension over another of another size, and the batch "
+            "of the result must be split over the second, its rows or columns over the first, XLA multiplies the wrong matrices."),
     Hazard("cropped and padded", "wrong", platforms=CPU, fixed=(0, 12), page="lax-hazards.md#cropped-and-padded-on-one-axis",
         holds=is_conv(lambda conv, e: by_eigen(conv, e) and any(low < 0 < high and left > 0 for low, high, left in conv.crops())),
-        why="If the beginning of an axis is cropped (negative padding, as gradients have it) and its end is padded, XLA's CPU "
+        why="If an axis is cropped at its beginning (negative padding, which gradients have) and padded at its end, XLA's CPU "
             "convolution can read beyond the row and the array."),
     Hazard("crop that leaves nothing", "crash", platforms=CPU, page="lax-hazards.md#a-crop-that-leaves-nothing",
         holds=is_conv(lambda conv, e: leaves_nothing(conv)),
-        why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array and can end the "
+        why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array and can abort the "
             "process."),
-    Hazard("product with one number, reduced", "wrong", platforms=CPU,
+    Hazard("matmul with one number, reduced", "wrong", platforms=CPU,
         page="lax-hazards.md#a-product-with-one-number-everywhere-then-a-reduction", holds=lambda equation: equation.one_number_reduced,
-        fix="number * x.sum(-1, keepdims=True) in place of the product, or lax.reduce_precision(y, 8, 23) of a float32 product y",
-        why="If the right factor of a matrix product, or the filter of a convolution, is one number everywhere, and the result of 4,096 "
-            "elements or more is reduced in the same jit, XLA's CPU backend makes one kernel of all, whose numbers are wrong, infinite "
+        fix="use number * x.sum(-1, keepdims=True) instead of the matmul, or lax.reduce_precision(y, 8, 23) on its float32 result y",
+        why="If the second factor of a matmul, or the filter of a convolution, holds the same number everywhere, and a result of 4,096 "
+            "elements or more is reduced in the same jit, XLA's CPU backend fuses them into one kernel, whose results are wrong, infinite "
             "or NaN."),
-    Hazard("narrow product, reduced", "wrong", platforms=CPU, fixed=(0, 11),
+    Hazard("narrow matmul, reduced", "wrong", platforms=CPU, fixed=(0, 11),
         page="lax-hazards.md#a-product-with-a-few-columns-then-a-reduction", holds=lambda equation: equation.narrow_reduced,
-        why="If many rows, more than 128 KiB of one column, are multiplied by a few columns, as vmap makes it of a small matrix and a "
-            "vector, and the product is reduced in the same jit, XLA's CPU backend makes one kernel of all, which is wrong for the rows "
-            "after."),
+        why="If many rows (more than 128 KiB in one column) are multiplied by a few columns, as in a vmap over a small matrix and a "
+            "vector, and the result is reduced in the same jit, XLA's CPU backend fuses them into one kernel, which is wrong for the "
+            "rows beyond."),
     Hazard("integer convolution on a GPU", "crash", platforms=GPUS, page="doctor.md#integer-convolutions-on-gpus",
         holds=is_conv(lambda conv, e: e.integers and not (e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8)),
-        why="XLA's GPU compiler refuses convolutions of integers, except those of int8 into int8."),
+        why="XLA's GPU compiler does not support convolutions of integers, except int8 with an int8 result."),
     Hazard("int8 convolution that saturates", "wrong", platforms=GPUS, page="doctor.md#integer-convolutions-on-gpus",
         holds=is_conv(lambda conv, e: e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8),
-        why="On GPUs cuDNN saturates the sums of int8 convolutions, which wrap around elsewhere; with groups it returns a wrong channel."),
+        why="On GPUs cuDNN saturates the sums of int8 convolutions, which wrap around elsewhere. With groups it returns a wrong channel."),
     Hazard("bfloat16 conv1d with stride and dilation", "crash", platforms=("cuda",),
         page="doctor.md#bfloat16-convolutions-along-one-axis",
         holds=is_conv(lambda conv, e: jnp.bfloat16 in e.dtypes and len(conv.input) == 1 and conv.strides[0] > 1 < conv.rhs_dilation[0]),
-        fix="jaxext's operation with implementation='triton', or float32",
-        why="On GPUs a convolution along one axis in bfloat16 that is strided and dilated ends with an error of CUDA."),
+        fix="use jaxext's operation with implementation='triton', or float32",
+        why="On GPUs a bfloat16 convolution along one axis that is both strided and dilated fails with a CUDA error."),
     Hazard("batch of grouped convolutions", "slow", page="lax-hazards.md#a-batch-of-grouped-convolutions", cost=gathered,
         holds=is_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("batch", "space")),
-        why="XLA gathers the input of a convolution with groups of several channels on every device, and convolves all of it there."),
+        why="XLA gathers the input of a convolution with several channels per group on every device, and convolves all of it there."),
     Hazard("groups split over devices", "slow", page="lax-hazards.md#vmap-over-a-split-axis", cost=gathered,
         holds=is_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("channels") and not conv.split("batch", "space")),
-        why="vmap over images and filters makes a grouped convolution. If devices split the mapped axis, or the groups, XLA gathers "
-            "them."),
+        why="vmap over images and filters becomes a grouped convolution. If the mapped axis or the groups are sharded, XLA gathers them."),
     Hazard("convolution in a loop", "slow", platforms=CPU, page="lax-hazards.md#convolutions-in-a-loop",
         holds=is_conv(lambda conv, e: e.in_loop and by_eigen(conv, e) and not conv.in_own_layout),
-        why="XLA's CPU compiler gives convolutions the layout of its fast code only outside of loops, such as lax.scan and "
-            "lax.while_loop."),
+        why="Inside loops, such as lax.scan and lax.while_loop, XLA's CPU compiler uses its fast code only for convolutions in its own "
+            "layout (NHWC, HWIO)."),
     Hazard("float32 multiplied as TF32", "note", platforms=("cuda",), page="doctor.md#float32-with-the-default-precision",
         holds=float32_at_most(lax.Precision.HIGH), fix=HIGHEST,
-        why="With the precision 'default' or 'high', products of float32 on GPUs since Ampere round their operands to TF32: 11 bits of "
-            "24."),
+        why="With precision 'default' or 'high', GPUs since Ampere round float32 operands to TF32: 11 of 24 significant bits."),
     Hazard("float32 multiplied as bfloat16", "note", platforms=("tpu",), page="doctor.md#float32-with-the-default-precision",
         holds=float32_at_most(lax.Precision.DEFAULT), fix=HIGHEST,
-        why="With the default precision, products of float32 on TPUs round their operands to bfloat16: 8 bits of 24."),
+        why="With the default precision, TPUs round float32 operands to bfloat16: 8 of 24 significant bits."),
 )  # fmt: skip
 # A product that jaxext would not compute as lax does has the first that holds.
 PLANNED_HAZARDS = (
     Hazard("dilated input", "slow", page="doctor.md#transposed-convolutions-and-strided-gradients", cost=zeros, holds=dilated,
         why={
-            "cpu": "XLA's CPU compiler has no fast code for this transposed convolution, or strided gradient, and multiplies the zeros.",
-            "cuda": f"XLA multiplies the zeros of a transposed convolution, or of a strided gradient. {FROM_STRUCTURE}",
+            "cpu": "XLA's CPU compiler has no fast code for this transposed convolution or strided gradient, and multiplies its zeros.",
+            "cuda": f"XLA multiplies the zeros of a transposed convolution or a strided gradient. {FROM_STRUCTURE}",
         }),
     Hazard("depthwise convolution", "slow", page="doctor.md#depthwise-and-grouped-convolutions",
         holds=lambda call: in_several_groups(call) and call.sizes["C"] == 1 and call.sizes["G"] > 1,
         why={
             "cpu": "XLA's CPU compiler has no fast code for groups of one channel.",
-            "cuda": f"With one channel in a group cuDNN leaves most of its tiles empty. {FROM_STRUCTURE}",
+            "cuda": f"With one channel per group cuDNN leaves most of its tiles empty. {FROM_STRUCTURE}",
         }),
-    Hazard("gradients of each example", "slow", page="doctor.md#batched-filters-and-gradients-of-each-example",
+    Hazard("per-example gradients", "slow", page="doctor.md#batched-filters-and-per-example-gradients",
         holds=lambda call: in_several_groups(call) and call.sizes["B"] > 1 and call.open == "w",
         why={
-            "cpu": "lax makes a grouped convolution of the gradients of each example, for which XLA's CPU compiler has no fast code.",
-            "cuda": f"lax makes a grouped convolution of a filter's gradient for each example, with images as filters. {FROM_STRUCTURE}",
+            "cpu": "lax computes per-example gradients by a grouped convolution, for which XLA's CPU compiler has no fast code.",
+            "cuda": f"lax computes per-example filter gradients by a grouped convolution, with images as filters. {FROM_STRUCTURE}",
         }),
-    Hazard("batched filters", "slow", page="doctor.md#batched-filters-and-gradients-of-each-example",
+    Hazard("batched filters", "slow", page="doctor.md#batched-filters-and-per-example-gradients",
         holds=lambda call: in_several_groups(call) and call.sizes["B"] > 1,
         why={
-            "cpu": "lax makes a grouped convolution of vmap over filters, for which XLA's CPU compiler has no fast code.",
-            "cuda": f"lax makes a grouped convolution of vmap over filters, and moves the images beside the channels. {FROM_STRUCTURE}",
+            "cpu": "lax computes vmap over filters by a grouped convolution, for which XLA's CPU compiler has no fast code.",
+            "cuda": f"lax computes vmap over filters by a grouped convolution, and moves the images beside the channels. {FROM_STRUCTURE}",
         }),
     Hazard("grouped convolution", "slow", page="doctor.md#depthwise-and-grouped-convolutions", holds=in_several_groups,
         why={
             "cpu": "XLA's CPU compiler has no fast code for groups.",
-            "cuda": f"Groups of few channels leave most of cuDNN's tiles empty in gradients. {FROM_STRUCTURE}",
+            "cuda": f"In gradients, groups of few channels leave most of cuDNN's tiles empty. {FROM_STRUCTURE}",
         }),
-    Hazard("ragged product", "slow", page="doctor.md#ragged-products", cost=all_groups, holds=lambda call: call.op.startswith("ragged"),
-        why="lax multiplies every row by the filter of every group, except where XLA has a kernel for it."),
+    Hazard("ragged matmul", "slow", page="doctor.md#ragged-matmuls", cost=all_groups, holds=lambda call: call.op.startswith("ragged"),
+        why="lax multiplies every row by the matrix of every group, except where XLA has a kernel for it."),
     Hazard("another implementation is faster", "slow", page="implementations.md", holds=lambda call: True,
-        why="jaxext has an implementation that it prefers here, by its structure, by its expected cost, or by what `tune` measured."),
+        why="jaxext prefers another implementation here: by its structure, its expected cost, or the measurements of `tune`."),
 )  # fmt: skip
 HAZARDS = EQUATION_HAZARDS + PLANNED_HAZARDS
 

@@ -275,6 +275,7 @@ class Planned:
     eqn: JaxprEqn
     call: Call
     choice: Choice
+    types: tuple[str, ...]  # of operands and result, as the program stores them
 
     platform = property(lambda self: self.call.platform)
 
@@ -298,9 +299,7 @@ class Planned:
         return flops.operations(form, self.call.extents, self.call.window)
 
     def __str__(self) -> str:
-        form, open = owner[self.eqn.primitive]
-        operands = " ".join(f"{slot}:{_typed(atom.aval, None)}" for slot, atom in zip(form.factors(open), self.eqn.invars, strict=False))
-        return f"{self.call.op} {operands} -> {open}:{_typed(self.eqn.outvars[0].aval, None)}"
+        return f"{self.call.op} {' '.join(self.types[:-1])} -> {self.types[-1]}"
 
     @property
     def key(self) -> str:

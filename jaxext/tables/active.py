@@ -104,7 +104,7 @@ def unanswered(call) -> str | None:
     if call.problem is None:
         return "a size is symbolic"
     if not call.partitioner.by_labels:
-        return "XLA's partitioner has this program, now or where it is called once exported"
+        return "XLA's partitioner may split it over devices, here or where the exported program is called"
     if not _is_here(call.platform) or call.arch != environment.capability(call.platform):
         return "it is for a device that this process does not have"
     return None

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxext._compat import PLATFORMS, Partitioner
-from jaxext._messages import aligned, format_value
+from jaxext._messages import aligned, counted, format_value
 from jaxext._target import compute_capability
 from jaxext.core.call import Call, precision_name
 from jaxext.core.choose import Choice, choose, planned
@@ -23,12 +23,15 @@ from jaxext.core.window import Window
 from jaxext.tables import active
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning.tool import Tool
-from jaxext.tuning.walk import walk
+from jaxext.tuning.walk import Step, jaxprs_in, walk
 
-NOTHING = "no jaxext product (lax's own are not listed: see in_place_of_lax, or --in-place-of-lax on the command line)"
+NOTHING = "no operation of jaxext (lax's own are listed inside jaxext.in_place_of_lax(), or with --in-place-of-lax on the command line)"
 WIDTH = 120  # columns, beyond which details are folded
 # The algorithms of `xla` that are lax's own product, or do not differ in what they compute; and those that lax has no product for.
 AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")
+
+JITS = ("jit", "pjit")  # what jax calls it, by version
+RESHAPES = ("reshape", "broadcast_in_dim", "squeeze", "reduce_sum")  # by which programs and derivatives add and remove sizes of 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +87,16 @@ class Explanation:
         products = [line for pair in zip(lines, details, strict=True) for line in pair]
         several = [row for row in self.rows if len(row.expected) > 1]
         expected = dict.fromkeys(f"  {row.op} {' '.join(row.shapes[:-1])}: {', '.join(row.expected)}" for row in several)
-        legend += ["expected milliseconds to run + to build, of the algorithms of xla:", *expected] if expected else []
+        legend += ["expected milliseconds to run + to compile, for each algorithm of xla:", *expected] if expected else []
+        if any(len({*axes}) < len(axes) for row in self.rows for axes in row.layout.split()):
+            legend += ["a letter twice in a layout, as in NNHWC: an axis that vmap added, or several axes of one kind"]
         if len(self.rows) > 1:
-            counts = collections.Counter(map(_computed, self.rows))
-            legend += [f"in all: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"]
+            counts: collections.Counter[str] = collections.Counter()
+            for row in self.rows:
+                counts[_computed(row)] += row.times
+            legend += [f"{counted(counts.total(), 'call')}: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"]
         below = [_folded(line, "", "    ") for line in legend]
-        return "\n".join([f"products on {self.platform}: {len(self.rows)}", title, *products, *([""] if below else []), *below])
+        return "\n".join([f"{counted(len(self.rows), 'operation')} on {self.platform}", title, *products, *([""] if below else []), *below])
 
 
 def _folded(text: str, first: str, others: str) -> str:
@@ -109,7 +116,7 @@ def _computed(row: Explained) -> str:
 def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[str]:
     if row.window is not None:
         yield geometry(row.window)
-    yield f"given as {row.layout}"
+    yield f"layout {row.layout}"
     yield f"precision {row.precision}" + (f" ({row.multiplies})" if row.multiplies else "")
     refused = " ".join(f"{name}[{reasons[name, reason]}]" for name, reason in row.refused.items())
     yield ", ".join(filter(None, [row.why, refused and f"not {refused}"]))
@@ -200,8 +207,8 @@ def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], C
 
 def _invariant(call: Call, part: Call | None) -> str:
     if part is None or call.rows is None:
-        return "with other bits in other batches, since it has no rows"
-    return f"with the same bits in every batch, as for {part.sizes[call.rows[1]]} {'rows' if call.window is None else 'images'}"
+        return "not bitwise identical in other batches, since it has no rows"
+    return f"bitwise identical in every batch, as for {part.sizes[call.rows[1]]} {'rows' if call.window is None else 'images'}"
 
 
 def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:
@@ -235,54 +242,94 @@ def _typed(slot: str, aval) -> str:
 
 def _products(jaxpr: Jaxpr) -> Iterator[tuple]:
     """Each equation of a form's primitive, its arrays as the program stores them, and how often it runs."""
-    around: dict[Jaxpr, Around] = {}
+    program = Stored()
     for step in walk(jaxpr):
         if step.eqn.primitive in owner and not step.left:
-            form, open = owner[step.eqn.primitive]
-            if step.jaxpr not in around:
-                around[step.jaxpr] = Around(step.jaxpr)
-            yield step.eqn, around[step.jaxpr].stored(step.eqn, form, open), step.times
+            yield step.eqn, program.arrays(step), step.times
 
 
-class Around:
-    """The producer and the consumers of each variable of a jaxpr, and so a product's arrays as the program stores them.
+class Stored:
+    """The arrays of operations as the program stores them.
 
-    A form has a fixed order of axes.  The call adds transposes around it, and reshapes that split channels into groups.  They are followed
-    backwards from the operands and forwards from the result.  Axes get the letters of `lax`'s dimension numbers, such as NHWC and HWIO.
-    An axis added by `vmap` repeats the letter of its label.
+    A form has a fixed order of axes.  The call adds transposes around it, reshapes that split channels into groups, and axes of size 1.
+    They are followed backwards from the operands and forwards from the result, also into and out of `jit`.  Axes get the letters of `lax`'s
+    dimension numbers, such as NHWC and HWIO.  An axis added by `vmap` repeats the letter of its label.
     """
 
-    def __init__(self, jaxpr: Jaxpr):
-        self._makers: dict[Any, list[JaxprEqn]] = {var: [eqn] for eqn in jaxpr.eqns for var in eqn.outvars}
-        self._takers: dict[Any, list[JaxprEqn]] = collections.defaultdict(list)
-        for eqn in jaxpr.eqns:
-            for atom in eqn.invars:
-                if not isinstance(atom, Literal):
-                    self._takers[atom].append(eqn)
+    def __init__(self):
+        self._neighbours: dict[Jaxpr, tuple[dict, dict]] = {}
 
-    def stored(self, eqn: JaxprEqn, form: Form, open: str) -> dict[str, tuple[str, Any]]:
+    def arrays(self, step: Step) -> dict[str, tuple[str, Any]]:
         """The layout and the type, by slot: of the operands and, last, of the result."""
-        arrays = dict(zip(form.operands(open), eqn.invars, strict=False)) | {open: eqn.outvars[0]}
+        form, open = owner[step.eqn.primitive]
+        arrays = dict(zip(form.operands(open), step.eqn.invars, strict=False)) | {open: step.eqn.outvars[0]}
         found = {}
         for slot, x in arrays.items():
-            axes, aval = self._stored(x, form.axes(slot, eqn.params["static"].ranks), form.family.groups, slot == open)
+            axes, aval = self._beyond(x, form.axes(slot, step.eqn.params["static"].ranks), form.family.groups, slot == open, step)
             found[slot] = _letters(form, slot, axes), aval
         return found
 
-    def _stored(self, x, axes: Sequence[str], groups: str, forwards: bool) -> tuple[Sequence[str], Any]:
-        """The axes and the type of an array beyond the transposes and the reshapes around the product."""
-        while not isinstance(x, Literal) and len(eqns := (self._takers if forwards else self._makers).get(x, ())) == 1:
+    def types(self, step: Step) -> tuple[str, ...]:
+        """Return the types, such as "x:f32[8,3]", in the order of `arrays`."""
+        return tuple(_typed(slot, aval) for slot, (_, aval) in self.arrays(step).items())
+
+    def _beyond(self, x, axes: Sequence[str], groups: str, forwards: bool, step: Step) -> tuple[Sequence[str], Any]:
+        """The axes and the type of an array beyond the transposes and the reshapes around the operation.
+
+        Of arrays inside and outside of a `jit` those outside are the caller's: another operation's `jit` has transposes of its own.
+        """
+        jaxpr, around = step.jaxpr, [*zip(step.within, step.outer, strict=True)]
+        depth, found = len(around), (axes, x.aval)
+        while not isinstance(x, Literal):
+            if len(around) <= depth:
+                depth, found = len(around), (axes, x.aval)
+            eqns, border = self._of(jaxpr)[forwards].get(x, ()), jaxpr.outvars if forwards else jaxpr.invars
+            if not eqns and x in border and around and around[-1][0].primitive.name in JITS:
+                eqn, jaxpr = around.pop()
+                x = (eqn.outvars if forwards else eqn.invars)[border.index(x)]
+                continue
+            if len(eqns) != 1 or not eqns[0].outvars:  # such as a callback
+                break
             (eqn,) = eqns
+            if eqn.primitive.name in JITS:
+                around.append((eqn, jaxpr))
+                (jaxpr,) = jaxprs_in(eqn)
+                x = jaxpr.invars[eqn.invars.index(x)] if forwards else jaxpr.outvars[eqn.outvars.index(x)]
+                continue
             beyond: Any = eqn.outvars[0] if forwards else eqn.invars[0]
             if eqn.primitive.name == "transpose":
                 order = eqn.params["permutation"]
                 axes = [axes[int(i)] for i in (order if forwards else np.argsort(order))]
             elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, x.aval.shape, beyond.aval.shape)):
                 axes = merged
+            elif eqn.primitive.name in RESHAPES and (kept := _without_ones(x.aval.shape, beyond.aval.shape)):
+                axes = [axes[i] for i in kept]
             else:
                 break
             x = beyond
-        return axes, x.aval
+        return found
+
+    def _of(self, jaxpr: Jaxpr) -> tuple[dict[Any, list[JaxprEqn]], dict[Any, list[JaxprEqn]]]:
+        """The equation that makes each variable of a jaxpr, and those that take it."""
+        if jaxpr not in self._neighbours:
+            takers = collections.defaultdict(list)
+            for eqn in jaxpr.eqns:
+                for atom in eqn.invars:
+                    if not isinstance(atom, Literal):
+                        takers[atom].append(eqn)
+            self._neighbours[jaxpr] = {var: [eqn] for eqn in jaxpr.eqns for var in eqn.outvars}, takers
+        return self._neighbours[jaxpr]
+
+
+def _without_ones(shape: Sequence[int], beyond: Sequence[int]) -> list[int]:
+    """The axes of a shape that are left in another one which lacks some of its sizes of 1; empty if the shapes do not match that."""
+    kept: list[int] = []
+    for i in reversed(range(len(shape))):
+        if len(kept) < len(beyond) and shape[i] == beyond[-1 - len(kept)]:
+            kept.insert(0, i)
+        elif shape[i] != 1:
+            return []
+    return kept if len(kept) == len(beyond) else []
 
 
 def _merged(groups: str, axes: Sequence[str], split: Sequence[int], shape: Sequence[int]) -> tuple[str, ...] | None:

@@ -80,7 +80,7 @@ class Trial:
     def __str__(self) -> str:
         verdict = f"not measured: {self.skipped}"
         if self.winner is not None:
-            against = "" if self.winner is self.candidates[0] else f": {self.gain:.2f} times as fast as {self.candidates[0].name}"
+            against = "" if self.winner is self.candidates[0] else f": {self.gain:.2f}x as fast as {self.candidates[0].name}"
             preferred = ", as preferred" if self.winner.name == self.preferred else f" (preferred: {self.preferred})"
             verdict = f"{self.winner.name}{against}{preferred}"
         candidates = [f"  {'*' if c is self.winner else '=' if c.ties else ' '} {c}" for c in self.candidates]
@@ -121,7 +121,7 @@ def measure(call: Call, most: int, clock: timing.Clock, tolerance: float | None 
                 if run is not None:
                     runs[candidate.name] = run
                 elif candidate is found[0]:
-                    return dataclasses.replace(row, candidates=(candidate,), skipped="there is no time of xla to compare with")
+                    return dataclasses.replace(row, candidates=(candidate,), skipped="xla has no time to compare with")
         found = _timed(found, {name: sampler for name, (_, sampler) in runs.items()})
         if isinstance(clock, timing.Cupti):
             found = _confirmed(found, {name: program for name, (program, _) in runs.items()}, taken)
@@ -186,7 +186,7 @@ def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sample
     limit = HOPELESS * min(quick.values())
     kept = {name: s for name, s in samplers.items() if quick[name] <= limit or name in (candidates[0].name, *best.values())}
     ms = {name: timing.quartiles(samples) for name, samples in timing.take(kept, REPEATS, PATIENCE_S).items()}
-    slow = {name: f"{time:.4g} ms in a first round" for name, time in quick.items() if name not in ms}
+    slow = {name: f"{time:.4g} ms in the first round, too slow for more" for name, time in quick.items() if name not in ms}
     return [dataclasses.replace(c, ms=ms.get(c.name), left_out=c.left_out or slow.get(c.name)) for c in candidates]
 
 
@@ -205,8 +205,8 @@ def _confirmed(
             theirs, ours = map(timing.quartiles, timing.take(chains, REPEATS, PATIENCE_S).values())
             if ours[0] <= theirs[2]:
                 break
-            why = f"slower than {xla} with copies and memsets: {ours[1]:.4g} ms of wall time, want at most {theirs[1]:.4g} ms"
+            why = f"slower than {xla} if copies and memsets count: {ours[1]:.4g} ms of wall time, want at most {theirs[1]:.4g} ms"
         except Exception as error:  # such as too little memory
-            why = f"no wall time of a chain: {short(error)}"
+            why = f"wall time could not be measured: {short(error)}"
         found[best.name] = dataclasses.replace(best, ms=None, left_out=why)
     return list(found.values())

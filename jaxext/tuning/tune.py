@@ -25,8 +25,8 @@ from jaxext.tuning.tool import Tool
 from jaxext.tuning.trial import Trial, measure, short
 
 NOTHING = (
-    "the function has no jaxext product, so nothing was measured: call jaxext's operations in it, such as jaxext.matmul, or tune it inside "
-    "`with jaxext.in_place_of_lax():` (--in-place-of-lax on the command line), where lax's products count"
+    "the function has no operation of jaxext, so nothing was measured: call one in it, such as jaxext.matmul, or tune it inside "
+    "`with jaxext.in_place_of_lax():` (--in-place-of-lax on the command line), where lax's operations count"
 )
 
 
@@ -45,7 +45,8 @@ class Tuned:
     def __str__(self) -> str:
         if not self.rows:
             return NOTHING
-        return "\n\n".join([f"{counted(len(self.rows), 'product')} on {self.device}, by {self.timer}: {self.table}", *map(str, self.rows)])
+        head = f"{counted(len(self.rows), 'operation')} on {self.device}, by {self.timer}: {self.table}"
+        return "\n\n".join([head, *map(str, self.rows)])
 
 
 def tune(
@@ -135,7 +136,7 @@ def _measured(problem: str, call: Call, candidates: int, clock: timing.Clock, to
     try:
         return measure(call, candidates, clock, tolerance)
     except Exception as error:  # of an implementation that plans, or of the definition in float64
-        why = f"measuring it failed, {short(error)}"
+        why = f"measuring it failed with {short(error)}"
         warnings.warn(f"tune: {problem} is not measured: {why}", stacklevel=3)
         return Trial(problem, skipped=why)
 
@@ -148,7 +149,7 @@ def _collected(fun, args, kwargs, backward) -> list[Call]:
         try:
             traced.append(jax.jit(with_gradient(fun)).trace(*args, **kwargs))
         except Exception as error:
-            error.add_note("tune: this is of the gradient; with backward=False (--no-backward) the function alone is measured")
+            error.add_note("tune: the gradient raised this; with backward=False (--no-backward) the function alone is measured")
             raise
     with active.collecting() as calls:
         for program in traced:
@@ -176,7 +177,7 @@ def _unanswered(call: Call) -> str | None:
     if reason := active.unanswered(call):
         return reason
     if call.platform != (platform := environment.default_platform()):
-        return f"it is for another device than the {platform} of this process"
+        return f"it is for another device than that of this process ({platform})"
     if call.operation is not None and call.operation.unmeasured:
         return call.operation.unmeasured
     return "an axis is empty, so nothing is computed" if 0 in call.sizes.values() else None

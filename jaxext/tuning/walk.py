@@ -18,18 +18,19 @@ class Step:
     within: tuple[JaxprEqn, ...]  # the equations around it, the outermost first
     inside: tuple[Jaxpr, ...]  # in the order of its parameters
     left: bool = False
+    outer: tuple[Jaxpr, ...] = ()  # in which the equations of `within` stand
 
 
-def walk(jaxpr: Jaxpr, times: int = 1, within: tuple[JaxprEqn, ...] = ()) -> Iterator[Step]:
+def walk(jaxpr: Jaxpr, times: int = 1, within: tuple[JaxprEqn, ...] = (), outer: tuple[Jaxpr, ...] = ()) -> Iterator[Step]:
     """The equations in program order."""
     for eqn in jaxpr.eqns:
         inside = jaxprs_in(eqn)
-        yield Step(eqn, jaxpr, times, within, inside)
+        yield Step(eqn, jaxpr, times, within, inside, outer=outer)
         repeat = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         for inner in inside:
-            yield from walk(inner, times * repeat, (*within, eqn))
+            yield from walk(inner, times * repeat, (*within, eqn), (*outer, jaxpr))
         if inside:
-            yield Step(eqn, jaxpr, times, within, inside, left=True)
+            yield Step(eqn, jaxpr, times, within, inside, True, outer)
 
 
 def jaxprs_in(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

@@ -12,7 +12,7 @@ from jaxext.verify.events import FAILED, Verdict
 
 # Of the cases of a kind the first of these that occurs; "." is no verdict.
 MARKS = {"died": "D", "hung": "H", "wrong": "x", "raised": "!", None: ".", "refused": "r", "right": "+"}
-LEGEND = "+ right, x wrong, ! raised, H hung, D died, r refused, . not run"
+LEGEND = "+ right, x wrong, ! raised an exception, H hung, D died, r refused (not supported), . not run"
 REASON = 700  # characters of a failure
 WIDTH = 44  # of a cell with marks, beyond which another row begins
 
@@ -42,8 +42,8 @@ def graphs(verdicts: Iterable[Verdict]) -> list[str]:
     outside = [graph for graph in right if not graph.startswith("held")]
     if not right:
         return []
-    reason = f"; of others: {outside[0]}" if outside else ""
-    return [f"{len(right) - len(outside)} of {len(right)} that were right ran inside a CUDA graph{reason}"]
+    reason = f"; the first that did not: {outside[0]}" if outside else ""
+    return [f"{len(right) - len(outside)} of {len(right)} right cases ran inside a CUDA graph{reason}"]
 
 
 def failures(cases: Iterable[Case], verdicts: Mapping[str, Verdict], room: int) -> list[str]:

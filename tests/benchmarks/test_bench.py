@@ -153,7 +153,7 @@ def names(rows):
         ({"xla": result(1.0, error=math.nan)}, 1, "xla is wrong: relative error nan"),
         ({"cuda": report.Failure("OSError: gone")}, 1, "cuda failed: OSError: gone"),
         ({"lax": report.Failure("no"), "xla": report.Failure("no")}, 0, "lax failed: no"),
-        ({"cuda": report.Refusal("not this one")}, 0, "cuda refused: not this one"),
+        ({"cuda": report.Refusal("not this one")}, 0, "cuda does not support it: not this one"),
         ({"xla": result(1.0, error="no truth: MemoryError")}, 0, "xla was not checked: no truth: MemoryError"),
         (KeyboardInterrupt(), 130, "interrupted after 1 cases"),
     ],
@@ -168,7 +168,7 @@ def test_options_of_a_run(made_up, monkeypatch, capsys, tmp_path):
     """Missed targets are printed, and are no fault; there may be no time left."""
     monkeypatch.setattr(bench, "targets", lambda case, platform: {"xla": {"lax": 5.0}, "cuda": {"best": 2.0}})
     assert run("--roles", "nn", "--without", "cuda") == 0
-    assert "xla lax 1 of 5 MISSED [tiny nn float32]" in capsys.readouterr().out
+    assert "xla lax 1, target 5 MISSED [tiny nn float32]" in capsys.readouterr().out
     ((_, expected, how),) = made_up.asked
     assert expected == {"xla": {"lax": 5.0}} and "cuda" not in how.libraries and how.libraries[0] == "lax"
     assert run("--roles", "nn", "--minutes", 0, "--json", tmp_path / "report.json") == 0
@@ -224,7 +224,7 @@ def test_a_run_goes_on_with_the_rows_whose_code_is_the_same(made_up, tmp_path, m
         assert run("--json", path, "--resume") == 0
     assert names(case for case, *_ in made_up.asked) == everything[1:2] and sorted(names(report.read(path).rows)) == sorted(everything)
     monkeypatch.setattr(bench.environment, "report", lambda: dict(world, device="another", versions={}))
-    with pytest.raises(UsageError, match="--resume: .*report.json is of another device, versions: name another file"):
+    with pytest.raises(UsageError, match="--resume: .*report.json was measured with another device, versions: name another file"):
         run("--json", path, "--resume")
 
 

@@ -157,4 +157,4 @@ def test_the_command_leaves_the_device_to_the_process_that_measures(monkeypatch,
     monkeypatch.setitem(HELLO.environment, "device", "another")
     with pytest.raises(SystemExit):
         headline.main(["--quick", "--json", str(path), "--resume"])
-    assert "is of another device" in capsys.readouterr().err
+    assert "was measured with another device" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_ratios_and_targets():
     assert {other: findings.ratio(found, "cuda", other) for other in ("lax", "xla", "best")} == {"lax": 2, "xla": 1.5, "best": 1.5}
     assert findings.ratio(found, "xla", "best") == pytest.approx(4 / 3) and findings.ratio(found, "default", "lax") == 2
     assert findings.ratio(found, "triton", "lax") is findings.ratio(found, "cuda", "cublas") is None
-    assert findings.missed(found) == ["cuda copy 0.7 of 0.8 MISSED", "triton lax - of 1 MISSED", "xla lax 1.33 of 2 MISSED"]
+    assert findings.missed(found) == ["cuda copy 0.7, target 0.8 MISSED", "triton lax -, target 1 MISSED", "xla lax 1.33, target 2 MISSED"]
     wrong = row(lax=4.0, xla=result(1.0, error=1.0), targets={"xla": {"lax": 2}})
     assert findings.ratio(wrong, "xla", "lax") is findings.standing(wrong, "default", "lax") is None and findings.summary([wrong]) == []
     mixed = {"default": ("cuda", "xla"), "lax": 1.0, "xla": 1.0, "cuda": 1.0}
@@ -141,7 +141,7 @@ def test_comparison():
         ("e", "lax", "new", "no such row"),
     ]
     assert [(change.name, change.library) for change in found.regressions] == [("a fprop float32", "xla")]
-    assert found.warnings == ("device: Some CPU, then Another", "the shapes differ, so that it is not compared: c fprop float32")
+    assert found.warnings == ("device: Some CPU, then Another", "the shapes differ, so it is not compared: c fprop float32")
 
 
 @pytest.mark.parametrize("width", [80, 120, 240])

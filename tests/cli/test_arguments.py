@@ -38,19 +38,19 @@ def test_arguments(text, tree):
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("{'w': f32[3}", "\"{'w': f32[3}\" is no pytree of shapes, want one such as"),
-    ("[f32[3]", "'[f32[3]' is no pytree of shapes"),
-    ("{'w': 3}", "'3' is no shape, want one such as f32[8,32,32,3], or f32[] for a scalar"),
-    ("[f32[3], x]", "'x' is no shape"),
-    ("[f33[3]]", "'f33[3]': no dtype 'f33'"),
-    ("[*f32[3]]", "'*f32[3]' is no shape"),
-    ("{**f32[3]}", "is no key of a dictionary"),
+    ("{'w': f32[3}", "\"{'w': f32[3}\" is not a pytree of shapes, want one such as"),
+    ("[f32[3]", "'[f32[3]' is not a pytree of shapes"),
+    ("{'w': 3}", "'3' is not a shape, want one such as f32[8,32,32,3], or f32[] for a scalar"),
+    ("[f32[3], x]", "'x' is not a shape"),
+    ("[f33[3]]", "'f33[3]': unknown dtype 'f33'"),
+    ("[*f32[3]]", "'*f32[3]' is not a shape"),
+    ("{**f32[3]}", "is not a dictionary key"),
     ("{'w': f32[3], w: f32[2]}", "has a key twice, or keys of two types"),
     ("{0: f32[3], w: f32[2]}", "has a key twice, or keys of two types"),
-    ("{f32[3]}", "'{f32[3]}' is no shape"),
-    ("[" * 1000 + "]" * 1000, "is no pytree of shapes"),
-    ("3", "'3' is no shape"),
-    ("__import__('os')", "is no shape"),
+    ("{f32[3]}", "'{f32[3]}' is not a shape"),
+    ("[" * 1000 + "]" * 1000, "is not a pytree of shapes"),
+    ("3", "'3' is not a shape"),
+    ("__import__('os')", "is not a shape"),
 ])  # fmt: skip
 def test_what_is_no_argument(text, sentence):
     with pytest.raises(argparse.ArgumentTypeError) as error:
@@ -107,7 +107,7 @@ def test_tune_takes_the_same(capsys, module, monkeypatch):
     assert asked == [("layer", (params, struct(3, 4)), False), ("of_lax", ([], None), True)]
     with pytest.raises(SystemExit):
         command.main(["tune", "--tags", "mamba", "--in-place-of-lax"])
-    assert "--in-place-of-lax is for a module:function" in capsys.readouterr().err
+    assert "--in-place-of-lax needs a module:function" in capsys.readouterr().err
 
 
 def test_a_safe_path_is_respected(capsys, module, monkeypatch):

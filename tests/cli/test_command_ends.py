@@ -56,7 +56,7 @@ def test_closed_stdout(capsys, monkeypatch):
     status = command.main(MATMUL)
     monkeypatch.undo()
     assert status == 1
-    assert capsys.readouterr().err == "python -m jaxext: stdout is closed, want somewhere to write, such as /dev/null\n"
+    assert capsys.readouterr().err == "python -m jaxext: stdout is closed: redirect it, for example to /dev/null\n"
 
 
 FULL = pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no /dev/full here")
@@ -136,7 +136,7 @@ def test_no_device(arguments, error, capsys, monkeypatch):
     monkeypatch.setattr(jax, "devices", none)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     line = ends(capsys, 1, *arguments)
-    assert line.startswith("python -m jaxext: jax: of the platforms that JAX_PLATFORMS names, 'cuda', there is none here")
+    assert line.startswith("python -m jaxext: jax: no device of JAX_PLATFORMS='cuda' was found")
     assert ("Unable to initialize" in line) == isinstance(error, RuntimeError)
 
 
@@ -147,7 +147,7 @@ def test_tables_go_from_file_to_file_without_a_device(capsys, cache, tmp_path, m
     table_file.write(tmp_path / "x.json", active.context(PLATFORM), {"one": ROW})
     monkeypatch.setattr(jax, "devices", none)
     assert command.main(["cache", "import", str(tmp_path / "x.json")]) == 0
-    assert "there is no device here" in capsys.readouterr().out
+    assert "no device was found" in capsys.readouterr().out
     assert table_file.load(cache)
 
 
@@ -198,7 +198,7 @@ def test_tune_nothing(capsys, tmp_path):
     assert out == 1 and not (tmp_path / "t.json").exists()
     said, line = capsys.readouterr()
     assert said == ""
-    assert line.splitlines()[-1].startswith("python -m jaxext: tune: the function has no jaxext product, so nothing was measured: call ")
+    assert line.splitlines()[-1].startswith("python -m jaxext: tune: the function has no operation of jaxext, so nothing was measured: ")
     assert "--in-place-of-lax" in line
 
 

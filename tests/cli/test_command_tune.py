@@ -32,7 +32,7 @@ def test_tune(capsys, tmp_path, cache):
     assert why.startswith("measured at ")
     rows = said(capsys, "tune", *MATMUL[1:], "--no-backward", "--candidates", 1)
     assert rows.startswith("matmul_nn ") and "matmul_nt" not in rows and cache.exists()
-    assert rows.splitlines()[-1].startswith("1 product on ") and rows.endswith(f": {cache}\n")
+    assert rows.splitlines()[-1].startswith("1 operation on ") and rows.endswith(f": {cache}\n")
 
 
 @pytest.fixture
@@ -89,10 +89,10 @@ def test_tune_the_suite(capsys, stand_in_for_tune):
 def test_tune_refuses(capsys):
     assert "no problem is tagged nonsense" in refused(capsys, "tune", "--tags", "nonsense")
     assert "give a module:function, or --tags or --only" in refused(capsys, "tune")
-    assert refused(capsys, "tune", "--only", "nonsense") == "no case for --only nonsense"
-    assert "a function was given" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--full")
+    assert refused(capsys, "tune", "--only", "nonsense") == "no case matches --only nonsense"
+    assert "want it without a function" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--full")
     assert "no module" in refused(capsys, "tune", "nonsense:f")
-    assert "--candidates: '0' is no number from 1 on" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--candidates", "0")
+    assert "--candidates: '0' is not a whole number from 1 on" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--candidates", "0")
 
 
 def test_bench_ends_as_the_harness_does(monkeypatch):
@@ -113,9 +113,9 @@ def test_cache(capsys, cache, tmp_path):
     table_file.write(cache, here, {"one": ROW, "two": ROW})
     table_file.write(cache, msgspec.structs.replace(here, device="Another"), {"one": ROW})
     entries = json.loads(said(capsys, "cache", "show", "--json"))["entries"]
-    assert [(entry["device"], entry["rows"], entry["hold"], entry["why not"]) for entry in entries] == [
+    assert [(entry["device"], entry["rows"], entry["valid"], entry["reason"]) for entry in entries] == [
         (here.device, 2, 2, None),
-        ("Another", 1, 0, "of another device"),
+        ("Another", 1, 0, "another device"),
     ]
     assert entries[0]["versions"]["jax"] == jax.__version__
     exported = tmp_path / "exported.json"
@@ -137,7 +137,7 @@ def test_cache_says_what_does_not_hold(capsys, cache):
 
 
 def test_cache_refuses(capsys, cache, tmp_path):
-    assert refused(capsys, "cache", "clear") == f"clear deletes {cache}: say --yes"
+    assert refused(capsys, "cache", "clear") == f"clear deletes {cache}: confirm with --yes"
     assert refused(capsys, "cache", "export") == "export takes a PATH"
     assert refused(capsys, "cache", "show", "x.json") == "show takes no PATH"
     assert "gone.json" in refused(capsys, "cache", "import", tmp_path / "gone.json")

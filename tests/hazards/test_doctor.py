@@ -42,7 +42,7 @@ SPLIT = struct(8, 16, 16, 8, mesh=GRID, spec=P("data"))
 
 
 def found(fun, *args, **how):
-    return [(f.hazard, f.where, f.times) for f in jaxext.doctor(fun, platform="cpu", **how)(*args).findings]
+    return [(f.issue, f.where, f.times) for f in jaxext.doctor(fun, platform="cpu", **how)(*args).findings]
 
 
 def scanned(x, w):
@@ -131,8 +131,8 @@ def test_a_function_that_is_called_twice_is_split_twice():
     w = struct(3, 3, 8, 8, mesh=GRID, spec=P(None, None, None, "data"))
     rows, whole = (struct(8, 16, 16, 8, mesh=GRID, spec=spec) for spec in (P(None, "model"), P()))
     report = jaxext.doctor(lambda w, x, y: (dense(x, w), dense(y, w)), platform="cpu")(w, rows, whole)
-    (finding,) = (each for each in report.findings if each.hazard == GROUPED)
-    assert finding.times == 1 and "f32[8,16@model,16,8]" in finding.product and report.products == 2
+    (finding,) = (each for each in report.findings if each.issue == GROUPED)
+    assert finding.times == 1 and "f32[8,16@model,16,8]" in finding.operation and report.operations == 2
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_gradients_beside_what_xla_does_not_look_into(same, ok):
 
 def test_the_report_says_which_mesh_was_assumed():
     report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), platform="cpu")(W, SPLIT)
-    assert report.devices == "a mesh of data 4, model 2 (without a sharding, so whole on each device: 1 of 2 arguments)"
+    assert report.devices == "a mesh of data 4, model 2 (1 of 2 arguments without a sharding, taken as replicated)"
     assert f" of lax on cpu, {report.devices}, forward and backward, jax " in str(report).partition("\n")[0]
     assert jaxext.doctor(depthwise, platform="cpu")(SPLIT, struct(3, 3, 1, 8, mesh=GRID, spec=P())).devices == "a mesh of data 4, model 2"
     assert jaxext.doctor(depthwise, platform="cpu")(X, W).devices == "one device"
@@ -213,7 +213,7 @@ def test_what_lax_computes_wrongly_and_jaxext_refuses():
     with jax.set_mesh(mesh):
         images = jax.device_put(jnp.ones((8, 16, 16, 8), np.float32), NamedSharding(mesh, P(None, "data")))
         report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), platform="cpu")(jnp.ones((3, 3, 1, 8), np.float32), images)
-    assert not report.ok and "ShardingTypeError" in str(report.refusal) and "what is slow is not known" in str(report)
+    assert not report.ok and "ShardingTypeError" in str(report.refusal) and "slow operations are not known" in str(report)
 
 
 def test_products_of_a_pallas_kernel_are_not_of_xla():
@@ -222,7 +222,7 @@ def test_products_of_a_pallas_kernel_are_not_of_xla():
 
     call = pl.pallas_call(kernel, out_shape=struct(8, 8), interpret=True)
     report = jaxext.doctor(call, platform="cuda")(struct(8, 8), struct(8, 8))
-    assert report.findings == () and report.products == 0
+    assert report.findings == () and report.operations == 0
 
 
 def test_explicit_meshes_say_in_types_how_devices_split():
@@ -274,12 +274,12 @@ def test_constants_among_the_operands():
     images, filters = np.ones(X.shape, np.float32), np.ones(W.shape, np.float32)
     report = jaxext.doctor(lambda x: (depthwise(x, filters) ** 2).sum(), platform="cpu")(SPLIT)
     (remark,) = report.remarks
-    assert remark.startswith("1 product has an operand made of arrays that the function closes over (f32[3,3,1,8]). These are constants")
+    assert remark.startswith("1 operation has an operand made of arrays that the function closes over (f32[3,3,1,8]). These are constants")
     assert "No gradient in them is read" in remark and "pass them as arguments" in remark and "pass them as arguments" in str(report)
     whole = jaxext.doctor(lambda x, w: (depthwise(x, w) ** 2).sum(), platform="cpu")(SPLIT, W)
     assert whole.remarks == () and report.ok and not whole.ok  # the gradient of the filter is wrong
     none = jaxext.doctor(lambda i: depthwise(images, filters)[i].sum(), platform="cpu")(struct(dtype=np.int32))
-    assert none.read == "forward" and none.remarks[0] == "No gradient is read, since no argument is a floating-point array."
+    assert none.read == "forward" and none.remarks[0] == "No gradient is read, because no argument is a floating-point array."
     assert "(f32[3,3,1,8], f32[8,16,16,8])" in none.remarks[1]
     ours = jaxext.doctor(jaxext.in_place_of_lax()(lambda x: (depthwise(x, filters) ** 2).sum()), platform="cpu")(X)
     assert len(ours.remarks) == 1 and "closes over (f32[3,3,1,8])" in ours.remarks[0]
@@ -298,7 +298,7 @@ CLOSING = dict(
 
 @pytest.mark.parametrize("name", CLOSING)
 def test_constants_are_seen_through(name):
-    assert "1 product has an operand" in jaxext.doctor(CLOSING[name], platform="cpu")(X).remarks[-1]
+    assert "1 operation has an operand" in jaxext.doctor(CLOSING[name], platform="cpu")(X).remarks[-1]
 
 
 def test_constants_of_any_kind():
@@ -309,7 +309,7 @@ def test_constants_of_any_kind():
     with jax.set_mesh(mesh):
         split = jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("data")))
         reports.append(jaxext.doctor(lambda x: x @ split, platform="cpu")(struct(8, 64)))
-    assert all("1 product has an operand" in report.remarks[-1] for report in reports)
+    assert all("1 operation has an operand" in report.remarks[-1] for report in reports)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_constants_of_any_kind():
 )
 def test_what_is_no_constant(fun):
     (remark,) = jaxext.doctor(fun, platform="cpu")(X, W).remarks
-    assert remark.startswith("No gradient is read, since the function does not return one real number. gradients=True (--backward)")
+    assert remark.startswith("No gradient is read, because the function does not return one real number. gradients=True (--backward)")
 
 
 def test_a_training_step_is_read_as_it_stands():
@@ -332,14 +332,14 @@ def test_a_training_step_is_read_as_it_stands():
         return w - gradient, loss
 
     report = jaxext.doctor(step, platform="cpu")(W, SPLIT)
-    assert report.read == "as it stands" and report.products == 2 and "as it stands, jax" in str(report)
+    assert report.read == "as it stands" and report.operations == 2 and "as it stands, jax" in str(report)
     assert str(jaxext.doctor(jnp.dot, platform="cpu")(struct(8, 4), struct(4, 8))).startswith(
-        "1 product of lax on cpu, one device, forward, "
+        "1 operation of lax on cpu, one device, forward, "
     )
     assert report.remarks[0].startswith("The function computes gradients itself, as a training step does.")
-    assert (GROUPED, "backward") in {(finding.hazard, finding.where) for finding in report.findings}
+    assert (GROUPED, "backward") in {(finding.issue, finding.where) for finding in report.findings}
     twice = jaxext.doctor(step, platform="cpu", gradients=True)(W, SPLIT)
-    assert twice.read == "forward and backward" and twice.products > 2 and twice.remarks[0].endswith("second derivatives.")
+    assert twice.read == "forward and backward" and twice.operations > 2 and twice.remarks[0].endswith("second derivatives.")
     penalty = jaxext.doctor(lambda w, x: (step(w, x)[0] ** 2).sum(), platform="cpu")(W, SPLIT)
     assert penalty.read == "forward and backward" and "gradients=False (--no-backward) reads it as it stands" in penalty.remarks[0]
     assert jaxext.doctor(depthwise, platform="cpu", gradients=False)(X, W).remarks == ()
@@ -347,7 +347,7 @@ def test_a_training_step_is_read_as_it_stands():
 
 def test_a_finding_says_where_and_what():
     first, *_ = jaxext.doctor(depthwise, platform="cpu")(X, W).findings
-    assert first.what == "slow" and first.product == "conv2d_fprop x:f32[8,16,16,8,1] w:f32[8,1,3,3,1] -> y:f32[8,16,16,8,1]"
+    assert first.what == "slow" and first.operation == "conv2d_fprop x:f32[8,16,16,8] w:f32[3,3,1,8] -> y:f32[8,16,16,8]"
     assert "test_doctor.py:" in first.source and first.source.endswith("(depthwise)")
     assert "MFLOP" in first.cost and "in_place_of_lax" in first.fix and first.page.startswith(f"{PAGES}doctor.md#")
 
@@ -361,7 +361,7 @@ def test_jaxexts_own_products_are_no_hazards():
     ours = lambda x, w: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=8)
     both = lambda x, w: (ours(x, w) + depthwise(x, w)).sum()
     assert found(lambda x, w: ours(x, w).sum(), X, W) == []
-    assert jaxext.doctor(both)(X, W).products == 3
+    assert jaxext.doctor(both)(X, W).operations == 3
     with jaxext.in_place_of_lax():
         assert {hazard for hazard, *_ in found(depthwise, X, W)} == {DEPTHWISE}  # the function by itself is lax's
     assert found(jaxext.in_place_of_lax()(depthwise), SPLIT, W, gradients=True) == []
@@ -380,7 +380,7 @@ def test_it_agrees_with_explain():
         rows = jaxext.explain(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)), platform="cpu")(*types).rows
     others = [f"{row.chosen} {row.how}" for row in rows if row.how not in ("lax", "dot_general")]
     assert sorted(f.cost.partition("by ")[2].removesuffix(" in jaxext") for f in report.findings) == sorted(others) and others
-    assert report.products == sum(row.times for row in rows)
+    assert report.operations == sum(row.times for row in rows)
 
 
 def test_it_measures():
@@ -396,14 +396,14 @@ def test_it_measures_in_a_loop():
     x, w = struct(2, 4, 8, 8), struct(3, 4, 4, 3, 3)
     layers = lambda x, w: lax.scan(lambda x, w: (lax.conv(x, w, (1, 1), "SAME"), None), x, w)[0]
     (finding,) = jaxext.doctor(layers, measure=True)(x, w).findings
-    assert finding.hazard == "convolution in a loop" and finding.measured is not None
+    assert finding.issue == "convolution in a loop" and finding.measured is not None
     assert min(*finding.measured.lax_ms, *finding.measured.jaxext_ms) > 0
 
 
 def test_products_that_devices_split_are_not_measured():
     """One device is no measure of them."""
     conv = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=2)
-    findings = {finding.hazard: finding for finding in jaxext.doctor(conv, measure=True)(SPLIT, struct(3, 3, 4, 8)).findings}
+    findings = {finding.issue: finding for finding in jaxext.doctor(conv, measure=True)(SPLIT, struct(3, 3, 4, 8)).findings}
     assert findings["batch of grouped convolutions"].measured is None
 
 
@@ -411,7 +411,7 @@ def test_the_report_lists_few_notes():
     types = struct(8, 8), *(struct(8, n) for n in range(8, 16))
     report = jaxext.doctor(lambda x, *ws: [x @ w for w in ws], platform="cuda")(*types)
     assert report.ok and {finding.what for finding in report.findings} == {"note"} and "and 3 more" in str(report)
-    assert "no hazard" in str(jaxext.doctor(jnp.matmul, platform="cpu")(struct(8, 8), struct(8, 8)))
+    assert "no issue" in str(jaxext.doctor(jnp.matmul, platform="cpu")(struct(8, 8), struct(8, 8)))
 
 
 def test_bad_input():
@@ -443,7 +443,7 @@ def test_the_default_precision_may_be_set_outside():
     with jax.default_matmul_precision("highest"):
         assert jaxext.doctor(jnp.matmul, **how)(struct(8, 8), struct(8, 8)).findings == ()
     with jax.default_matmul_precision("high"):  # TF32 on GPUs too, and three products of bfloat16 on TPUs
-        (found,) = {finding.hazard for finding in jaxext.doctor(jnp.matmul, **how)(struct(8, 8), struct(8, 8)).findings}
+        (found,) = {finding.issue for finding in jaxext.doctor(jnp.matmul, **how)(struct(8, 8), struct(8, 8)).findings}
         assert found == "float32 multiplied as TF32"
         assert jaxext.doctor(jnp.matmul, platform="tpu")(struct(8, 8), struct(8, 8)).findings == ()
 
@@ -518,11 +518,11 @@ def test_no_false_alarm_on_models(model, platform):
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         fun, *args = MODELS[model]()
         report = jaxext.doctor(fun, platform=platform)(*args)
-    assert report.ok and report.products > 4
-    slow = {finding.hazard for finding in report.findings if finding.what == "slow"} - {"another implementation is faster"}
+    assert report.ok and report.operations > 4
+    slow = {finding.issue for finding in report.findings if finding.what == "slow"} - {"another implementation is faster"}
     assert platform == "cuda" or slow == ({"dilated input", DEPTHWISE} if model == "flax.linen" else set())
     if model == "flax.linen":
-        first = next(finding for finding in report.findings if finding.hazard == DEPTHWISE)
+        first = next(finding for finding in report.findings if finding.issue == DEPTHWISE)
         assert "Conv_2" in first.scope and "test_doctor.py" in first.source
 
 
@@ -559,25 +559,25 @@ def test_command(arguments, status, module, capsys):
     assert command.main([*CALL, *arguments, "--json"]) == status
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] == (status == 0)
-    assert (GROUPED in {finding["hazard"] for finding in told["findings"]}) == (status == 1)
+    assert (GROUPED in {finding["issue"] for finding in told["findings"]}) == (status == 1)
     assert command.main([*CALL, *arguments]) == status
-    assert re.match(r"\d+ products? of lax on ", capsys.readouterr().out)
+    assert re.match(r"\d+ operations? of lax on ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ([], "missing a required argument"),
-        (["f32[8@data,16,16,8]"], "a SHAPE is split by data, want --mesh"),
-        (["f32[8@rows,16,16,8]", "--mesh", "4,2"], "a SHAPE is split by rows, want --mesh"),
+        (["f32[8@data,16,16,8]"], "a SHAPE is split by data, want --mesh with it"),
+        (["f32[8@rows,16,16,8]", "--mesh", "4,2"], "a SHAPE is split by rows, want --mesh with it"),
         (["f32[8,16,16,8]", "--mesh", "4,2"], "no SHAPE is split, want one such as f32[64@data,32,32,3]"),
         (["f32[8@data,16,16,8]", "--mesh", "3,2"], "--mesh does not fit a SHAPE"),
-        (["f32[8@data,16@data,16,8]", "--mesh", "4,2"], "has an axis of the mesh twice"),
-        (["f32[8@data@model,16,16,8]", "--mesh", "4,2"], "is no shape"),
-        (["f32[8,16,16,8]", "--mesh", "2,2,2"], "'2,2,2' is no mesh, want one such as 4,2 or data=4,model=2"),
-        (["f32[8,16,16,8]", "--mesh", "data=four"], "'data=four' is no mesh, want one such as 4,2 or data=4,model=2"),
-        (["f32[8,16,16,8]", "--mesh", "0,2"], "'0,2' is no mesh, want one such as 4,2 or data=4,model=2"),
-        (["f32[8,16,16,8]", "--platform", "tpu", "--measure"], "--measure is for the platform of this machine, which is not tpu"),
+        (["f32[8@data,16@data,16,8]", "--mesh", "4,2"], "names an axis of the mesh twice"),
+        (["f32[8@data@model,16,16,8]", "--mesh", "4,2"], "is not a shape"),
+        (["f32[8,16,16,8]", "--mesh", "2,2,2"], "'2,2,2' is not a mesh, want one such as 4,2 or data=4,model=2"),
+        (["f32[8,16,16,8]", "--mesh", "data=four"], "'data=four' is not a mesh, want one such as 4,2 or data=4,model=2"),
+        (["f32[8,16,16,8]", "--mesh", "0,2"], "'0,2' is not a mesh, want one such as 4,2 or data=4,model=2"),
+        (["f32[8,16,16,8]", "--platform", "tpu", "--measure"], "--measure runs on this machine, whose platform is not tpu"),
     ],
 )
 def test_command_refuses(arguments, sentence, module, capsys):

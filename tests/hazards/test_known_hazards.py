@@ -47,7 +47,7 @@ class Program:
 
     def hazards(self):
         with jaxext.use_target(self.arch):
-            return {finding.hazard for finding in jaxext.doctor(self.function, **self.how)(*self.types).findings}
+            return {finding.issue for finding in jaxext.doctor(self.function, **self.how)(*self.types).findings}
 
     def operands(self, dtype=None):
         rng = np.random.default_rng(0)
@@ -266,7 +266,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             ),
         ],
     ),
-    "batch of products split otherwise": (
+    "batch of matmuls split otherwise": (
         [batch_of_products(P("model", "data")), batch_of_products(P("model", None, "data"))],
         [batch_of_products(P("model")), batch_of_products(P("data", "model")), batch_of_products(P("model", "data"), of_w=())],
     ),
@@ -287,7 +287,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         ],
         [padded((0, 0), (-7, 3), rhs_dilation=(2, 2)), padded((0, 0), (-9, 1)), padded((0, 0), (9, -3))],
     ),
-    "product with one number, reduced": (
+    "matmul with one number, reduced": (
         [
             reduced(lambda x: (x @ spread(2, x)).sum()),
             reduced(lambda x: squares(x @ spread(2, x))),
@@ -332,7 +332,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             reduced(norm_of_gradient("nk,mk->nm")),
         ],
     ),
-    "narrow product, reduced": (
+    "narrow matmul, reduced": (
         [
             narrow(lambda x, w: jax.vmap(lambda row: squares(w @ row))(x)),
             narrow(lambda x, w: jax.vmap(lambda row: (lambda y: (y * jnp.abs(y)).sum())(w @ row))(x)),
@@ -414,7 +414,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         [loss(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, struct(3, 3, 1, 16))],
         [loss(conv, IMAGES, FILTER), loss(lambda x, w: conv(x, w, feature_group_count=1), struct(4, 32, 32, 1), struct(3, 3, 1, 16))],
     ),
-    "gradients of each example": ([Program(PER_EXAMPLE, (struct(3, 3, 16, 16), IMAGES))], [Program(gradient(), (FILTER, IMAGES))]),
+    "per-example gradients": ([Program(PER_EXAMPLE, (struct(3, 3, 16, 16), IMAGES))], [Program(gradient(), (FILTER, IMAGES))]),
     "batched filters": (
         [Program(jax.vmap(conv), (struct(4, 2, 16, 16, 16), struct(4, 3, 3, 16, 16)))],
         [Program(jax.vmap(conv, (0, None)), (struct(4, 2, 16, 16, 16), FILTER))],
@@ -423,7 +423,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         [loss(lambda x, w: conv(x, w, feature_group_count=2), IMAGES, struct(3, 3, 8, 16))],
         [loss(conv, IMAGES, FILTER)],
     ),
-    "ragged product": ([ragged(8)], [ragged(1)]),
+    "ragged matmul": ([ragged(8)], [ragged(1)]),
     "another implementation is faster": (
         [Program(lambda x, w: lax.conv(x, w, (1, 1, 1), "SAME"), (halves(2, 64, 8, 8, 8), halves(64, 64, 3, 3, 3)), **HOPPER)],
         [Program(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), (halves(2, 64, 8, 8), halves(64, 64, 3, 3)), **HOPPER)],
@@ -431,7 +431,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
 }  # fmt: skip
 
 
-# jaxext's own products: those that have the hazard "product with one number, reduced", near misses.
+# jaxext's own products: those that have the hazard "matmul with one number, reduced", near misses.
 OWN = (
     [
         reduced(lambda x: jaxext.matmul(x, spread(2, x)).sum()),
@@ -474,7 +474,7 @@ def test_it_is_found_and_a_near_miss_is_not(name):
 @pytest.mark.parametrize("in_place", [False, True], ids=["own", "in place of lax"])
 def test_it_is_found_in_products_of_jaxext(in_place):
     """XLA's compiler gets them wrong as it does lax's, and the doctor names the line and the product."""
-    name = "product with one number, reduced"
+    name = "matmul with one number, reduced"
     having, near = PAIRS[name] if in_place else OWN
     if in_place:
         having, near = (
@@ -488,7 +488,7 @@ def test_it_is_found_in_products_of_jaxext(in_place):
     some = slice(0, None, 4 if in_place else 1)
     assert all(program.is_wrong() for program in having[some]) and not any(program.is_wrong() for program in near[some])
     (finding,) = jaxext.doctor(having[0].function, platform="cpu")(*having[0].types).findings
-    assert finding.product == "matmul_nn f32[64,64] f32[64,64] -> f32[64,64]" and "test_known_hazards.py" in finding.source
+    assert finding.operation == "matmul_nn f32[64,64] f32[64,64] -> f32[64,64]" and "test_known_hazards.py" in finding.source
     assert not jaxext.doctor(having[0].function, platform="cuda")(*having[0].types).findings or in_place
 
 
@@ -533,7 +533,7 @@ def test_lax_gathers_where_the_doctor_says_so(name):
 
 
 def test_lax_multiplies_every_row_by_every_filter():
-    ((program,), _), groups = PAIRS["ragged product"], 8
+    ((program,), _), groups = PAIRS["ragged matmul"], 8
     rows, depth, columns = 256, 32, 32
     counted = jax.jit(program.function).lower(*program.types).compile().cost_analysis()
     assert counted is not None and counted["flops"] > 0.9 * groups * 2 * rows * depth * columns

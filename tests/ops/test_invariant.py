@@ -169,9 +169,9 @@ def test_kernels_take_the_same_config_for_every_number_of_rows():
 def test_explain_says_which_products_are():
     types = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((64, 8), (8, 4)))
     explanation = jaxext.explain(jaxext.use_invariant()(jax.grad(lambda x, w: jaxext.matmul(x, w).sum(), (0, 1))), platform="cpu")(*types)
-    kept = {row.op: "with the same bits in every batch, as for 32 rows" in row.why for row in explanation.rows}
+    kept = {row.op: "bitwise identical in every batch, as for 32 rows" in row.why for row in explanation.rows}
     assert kept == {"matmul_nn": True, "matmul_nt": True, "matmul_tn": False}
-    assert "with other bits in other batches, since it has no rows" in str(explanation)
+    assert "not bitwise identical in other batches, since it has no rows" in str(explanation)
 
 
 def test_what_it_refuses():

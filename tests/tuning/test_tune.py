@@ -146,7 +146,7 @@ def test_what_is_hopeless_is_measured_once(clock, path):
     """A candidate more than twice as slow as the best leaves after the first round; what xla prefers stays for comparison."""
     clock({LAX: 1.0, PREFERRED: 5.0, OTHER: 2.1, LOOP: 1.9})
     row = of_depthwise(path)
-    assert {c.name: c.left_out for c in row.candidates}[OTHER] == "2.1 ms in a first round"
+    assert {c.name: c.left_out for c in row.candidates}[OTHER] == "2.1 ms in the first round, too slow for more"
     assert {m.config["algorithm"] for m in row.measurements} == {"lax", "dots", "loop"}
     assert row.gain == 5 and stored(path)[row.problem] == tuple(row.measurements)
 
@@ -155,10 +155,10 @@ def test_the_report_is_readable(clock, path):
     clock({LAX: 1.0})
     tuned = tune(depthwise, table=path, backward=False)(*DEPTHWISE)
     head, row = str(tuned).split("\n\n")
-    assert head == f"1 product on {environment.device_kind('cpu')}, by a stand-in: {path}" and taken(tuned).how == "lax"
+    assert head == f"1 operation on {environment.device_kind('cpu')}, by a stand-in: {path}" and taken(tuned).how == "lax"
     problem, verdict, *candidates = row.splitlines()
     assert problem == tuned.rows[0].problem
-    assert verdict == f"  {LAX}: 2.00 times as fast as {PREFERRED} (preferred: {PREFERRED})"
+    assert verdict == f"  {LAX}: 2.00x as fast as {PREFERRED} (preferred: {PREFERRED})"
     assert [line for line in candidates if line.startswith("  * ")][0].startswith(f"  * {LAX}: 1 ms (1 to 1), error ")
     assert "    cuda: platform is 'cpu', want 'cuda'" in candidates
 
@@ -340,7 +340,7 @@ def test_products_of_lax_that_are_ours(clock, path):
     with jaxext.in_place_of_lax(), active.collecting() as calls:
         assert ops(tune(jnp.matmul, table=path, backward=False)(struct(2, 3), struct(3, 4))) == {"matmul_nn"}
         assert replacing_lax.value and len(calls) == 1  # candidates are made of lax itself
-    with pytest.warns(UserWarning, match="tune: the function has no jaxext product, so nothing was measured: .*in_place_of_lax"):
+    with pytest.warns(UserWarning, match="tune: the function has no operation of jaxext, so nothing was measured: .*in_place_of_lax"):
         tuned = tune(jnp.matmul, table=path, backward=False)(struct(2, 3), struct(3, 4))
     assert tuned.rows == () and "in_place_of_lax" in str(tuned)
 

@@ -180,7 +180,7 @@ def missing() -> str | None:
     try:
         from jaxext._cuda_build import REASON
     except ImportError:
-        return "jaxext runs from its sources, want it installed: pip install ."
+        return "jaxext runs from its sources, install it: pip install . in the repository"
     if REASON:
         return f"built without CUDA ({REASON})"
     try:

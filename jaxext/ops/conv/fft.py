@@ -36,7 +36,7 @@ from jaxext.ops.conv.xla_plan import Conv
 from jaxext.ops.conv.xla_views import divisor, moveaxis, pair, repeat, zeros
 
 MOST_AXES = 3  # of lax.fft
-IN_THE_NORM = "only by name, or tuned under a tolerance: its error is in the norm of the operands, and an infinity spreads"
+IN_THE_NORM = "taken only by name or tuned with a tolerance: errors are relative to the operands' norm, infinities spread"
 SPLIT = (
     "XLA's partitioner may split this program, and gives FFTs layouts that its CPU backend refuses: "
     "use jit with automatic axes, or a shard_map over all axes, and no export"

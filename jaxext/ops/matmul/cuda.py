@@ -110,7 +110,7 @@ class CudaMatmul(Cuda):
         return "pieces" if _in_pieces(problem) else "matmul"
 
     def slower(self, call):
-        return "XLA's matrix products (cuBLAS) are expected to be as fast"
+        return "XLA's matmuls (cuBLAS) are expected to be as fast"
 
     def configs(self, problem):
         if _in_pieces(problem):

@@ -14,4 +14,4 @@ class TritonMatmul(TritonKernels):
         return matmul_problem(call, matmul.Problem, self.arch(call))
 
     def slower(self, call):
-        return "XLA's matrix products (cuBLAS) are expected to be as fast"
+        return "XLA's matmuls (cuBLAS) are expected to be as fast"

@@ -241,8 +241,8 @@ def test_where_nvrtc_is_missing_a_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(nvrtc, "_libraries", lambda: ["/nowhere/libnvrtc.so.13", "libc.so.6"])
     nvrtc._nvrtc.cache_clear()
     try:
-        assert "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime" in (nvrtc.missing() or "")
-        with pytest.raises(RuntimeError, match="NVRTC, which compiles .* is not here: .*/nowhere/libnvrtc.so.13"):
+        assert "pip install 'jaxext[nvrtc]'" in (nvrtc.missing() or "")
+        with pytest.raises(RuntimeError, match="NVRTC, which compiles .* was not found: .*/nowhere/libnvrtc.so.13"):
             nvrtc.compile(SCALE, "scale", 90)
     finally:
         nvrtc._nvrtc.cache_clear()
