@@ -15,7 +15,7 @@ import jax
 import jaxext
 from jaxext._messages import PAGES
 from jaxext._target import compute_capability
-from jaxext.backends import launcher, nvrtc
+from jaxext.backends import launcher, native, nvrtc
 from jaxext.backends.cuda import cuda_binding
 from jaxext.cli.arguments import shape
 from jaxext.cli.terminal import Failure
@@ -75,15 +75,17 @@ def _build() -> dict[str, str]:
     reason = cuda_binding.missing()
     facts = {"state": reason, "to get them": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
-        from jaxext import _cuda_module as module
-
-        facts |= {"nvcc": module.cuda_version, "compiled for": module.archs, "XLA FFI": ".".join(map(str, module.ffi_version()))}
+        module = native.cuda_module()
+        facts |= {"from": native.origin("_cuda_module"), "nvcc": module.cuda_version, "compiled for": module.archs, "XLA FFI": ".".join(map(str, module.ffi_version()))}
     with contextlib.suppress(ImportError):
         from jaxext._cuda_build import SOURCES
 
         facts["hash of csrc"] = SOURCES[:16]
     nvrtc_here = nvrtc.missing() or "{}.{}".format(*nvrtc.version())
-    return facts | {"NVRTC, for kernels as text": nvrtc_here, "their launcher": launcher.missing() or "loaded"}
+    for name, why in native.kernels().refused.items():
+        facts[f"{name}, not used"] = why
+    launched = launcher.missing() or f"loaded, from {native.origin('_launcher')}"
+    return facts | {"NVRTC, for kernels as text": nvrtc_here, "their launcher": launched}
 
 
 def check_device() -> None:
