@@ -73,7 +73,7 @@ def _verified(arch: str | None) -> dict:
 def _build() -> dict[str, str]:
     """Return how the CUDA kernels were built, if they were; otherwise the page that tells how to get them."""
     reason = cuda_binding.missing()
-    facts = {"state": reason, "to get them": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
+    facts = {"state": reason, "to get them": f"{PAGES}gpus.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
         module = native.cuda_module()
         facts |= {"from": native.origin("_cuda_module"), "nvcc": module.cuda_version, "compiled for": module.archs, "XLA FFI": ".".join(map(str, module.ffi_version()))}
