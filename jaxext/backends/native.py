@@ -1,8 +1,8 @@
-"""The compiled parts of jaxext, and where they come from: the CUDA kernels (`_cuda_module`) and the launcher of kernels that are given as text
-(`_launcher`).
+"""The compiled parts of jaxext, and where they come from: the CUDA kernels (`_cuda_module`), and the launcher of kernels that are given as
+text (`_launcher`).
 
-A build from sources has them in the package `jaxext`.  Parts that it lacks come from a distribution of compiled kernels, jaxext-kernels-cu13 or
-jaxext-kernels-cu12, if it was built of the sources of this jaxext: both have a module `_cuda_build` with the digests.
+A build from sources has them in the package `jaxext`.  Parts that it lacks come from a distribution of compiled kernels,
+jaxext-kernels-cu13 or jaxext-kernels-cu12, if it was built of the sources of this jaxext: both have a module `_cuda_build` with the digests.
 """
 
 from __future__ import annotations

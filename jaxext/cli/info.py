@@ -76,7 +76,8 @@ def _build() -> dict[str, str]:
     facts = {"state": reason, "to get them": f"{PAGES}gpus.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
         module = native.cuda_module()
-        facts |= {"from": native.origin("_cuda_module"), "nvcc": module.cuda_version, "compiled for": module.archs, "XLA FFI": ".".join(map(str, module.ffi_version()))}
+        facts["from"] = native.origin("_cuda_module")
+        facts |= {"nvcc": module.cuda_version, "compiled for": module.archs, "XLA FFI": ".".join(map(str, module.ffi_version()))}
     with contextlib.suppress(ImportError):
         from jaxext._cuda_build import SOURCES
 

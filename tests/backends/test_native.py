@@ -26,7 +26,8 @@ def installed(tmp_path, monkeypatch):
     def install(driver=None, **series):
         for name, (version, digests) in series.items():
             info, package = tmp_path / f"jaxext_kernels_{name}-{version}.dist-info", tmp_path / f"jaxext_kernels_{name}"
-            info.mkdir(), package.mkdir()
+            info.mkdir()
+            package.mkdir()
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: jaxext-kernels-{name}\nVersion: {version}\n")
             (package / "__init__.py").touch()
             (package / "_cuda_module.py").write_text(f"cuda_version = '{name[2:]}.0'\nffi_version = lambda: (0, 1)\n")

@@ -261,7 +261,10 @@ def test_no_module_that_fits(case, monkeypatch):
 @built
 @pytest.mark.parametrize(
     ("of_driver", "reason"),
-    [*((version, None) for version in (None, 0, 13000, 13020, 14010)), (12080, "compiled with CUDA 13.0.88, the driver is of CUDA 12.8, want 13 or newer")],
+    [
+        *((version, None) for version in (None, 0, 13000, 13020, 14010)),
+        (12080, "compiled with CUDA 13.0.88, the driver is of CUDA 12.8, want 13 or newer"),
+    ],
 )
 def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
     """Unnamed, the kernels would be taken, and every launch fail: "CUDA driver version is insufficient for CUDA runtime version".  What is
