@@ -2,7 +2,8 @@
 text (`_launcher`).
 
 A build from sources has them in the package `jaxext`.  Parts that it lacks come from a distribution of compiled kernels,
-jaxext-kernels-cu13 or jaxext-kernels-cu12, if it was built of the sources of this jaxext: both have a module `_cuda_build` with the digests.
+jaxext-kernels-cu13 or jaxext-kernels-cu12, if it was built of the sources of this jaxext: both have a module `_cuda_build` with the
+digests.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+OWN = "jaxext"
 SERIES = (13, 12)  # of CUDA, for which there are distributions, in order of preference
 
 
@@ -38,22 +40,23 @@ def cuda_module() -> ModuleType:
     Raises:
       ImportError: there are none, or they do not load.
     """
-    try:
-        from jaxext import _cuda_module
-    except ImportError:
-        package = kernels().taken
-        if package is None or importlib.util.find_spec("jaxext._cuda_module") is not None:  # one that does not load is not replaced
-            raise
+    if (package := _package("_cuda_module")) != OWN:
         return importlib.import_module(f"{package}._cuda_module")
+    from jaxext import _cuda_module
+
     return _cuda_module
 
 
 def find(part: str) -> ModuleSpec | None:
     """Return where a part lies, or None.  The part itself is not loaded."""
-    if (own := importlib.util.find_spec(f"jaxext.{part}")) is not None:
-        return own
+    return importlib.util.find_spec(f"{_package(part)}.{part}")
+
+
+@functools.cache
+def _package(part: str) -> str:
+    """Return the import package that has a part.  One of jaxext's own that does not load is not replaced."""
     package = kernels().taken
-    return importlib.util.find_spec(f"{package}.{part}") if package else None
+    return package if package and importlib.util.find_spec(f"{OWN}.{part}") is None else OWN
 
 
 def origin(part: str) -> str:
@@ -61,7 +64,7 @@ def origin(part: str) -> str:
     spec = find(part)
     if spec is None:
         return "nowhere"
-    return f"{'a build from sources' if spec.name.startswith('jaxext.') else kernels().name}: {spec.origin}"
+    return f"{'a build from sources' if _package(part) == OWN else kernels().name}: {spec.origin}"
 
 
 @functools.cache
@@ -105,7 +108,7 @@ def _refused(series: int) -> str | None:
     version = importlib.metadata.version("jaxext")
     return (
         f"was built of other sources ({'/'.join(found)}), jaxext {version} wants {'/'.join(wanted)}:"
-        f" pip install --force-reinstall --no-deps jaxext-kernels-cu{series}=={version}"
+        f" pip install --find-links wheels --force-reinstall --no-deps jaxext-kernels-cu{series}=={version}"
     )
 
 

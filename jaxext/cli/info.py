@@ -83,8 +83,8 @@ def _build() -> dict[str, str]:
 
         facts["hash of csrc"] = SOURCES[:16]
     nvrtc_here = nvrtc.missing() or "{}.{}".format(*nvrtc.version())
-    for name, why in native.kernels().refused.items():
-        facts[f"{name}, not used"] = why
+    if native.kernels().taken:  # else they are in the reason
+        facts |= {f"{name}, not used": why for name, why in native.kernels().refused.items()}
     launched = launcher.missing() or f"loaded, from {native.origin('_launcher')}"
     return facts | {"NVRTC, for kernels as text": nvrtc_here, "their launcher": launched}
 

@@ -1,6 +1,7 @@
 """Kernels of other packages, which declare them by the entry-point group `jaxext.kernels`.
 
-They are loaded when an implementation is first chosen or named.  An entry point is a module, which registers its kernels when it is imported, or a function that does so, which is called.
+They are loaded when an implementation is first chosen or named.  An entry point is a module, which registers its kernels when it is
+imported, or a function that does so, which is called.
 """
 
 from __future__ import annotations

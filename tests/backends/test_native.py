@@ -1,5 +1,6 @@
 """Where the compiled parts come from, with folders in place of what is installed: nothing is compiled or loaded."""
 
+import importlib.machinery
 import sys
 import types
 
@@ -9,7 +10,7 @@ from jaxext.backends import launcher, native
 from jaxext.backends.cuda import cuda_binding
 
 OWN, OTHER = ("a" * 64, "b" * 64), ("c" * 64, "b" * 64)  # digests of the kernels' sources and of the launcher's
-CACHED = (native.kernels, cuda_binding.missing, launcher.missing)
+CACHED = (native.kernels, native._package, cuda_binding.missing, launcher.missing)
 
 
 @pytest.fixture
@@ -86,12 +87,12 @@ def test_one_of_other_sources_is_refused(installed, digests):
     assert found.taken is None and native.find("_launcher") is None
     for reason in (cuda_binding.missing(), launcher.missing()):
         assert reason and "(JAXEXT_CUDA=OFF); jaxext-kernels-cu13 0.1.0 is installed, but " in reason
-        assert ("pip install --force-reinstall --no-deps jaxext-kernels-cu13==" in reason) == (digests is not None)
+        assert ("pip install --find-links wheels --force-reinstall --no-deps jaxext-kernels-cu13==" in reason) == (digests is not None)
     assert installed(cu12=("0.2.0", OWN)).taken == "jaxext_kernels_cu12"
 
 
 def test_a_build_from_sources_comes_first(installed, monkeypatch):
-    own = types.SimpleNamespace(ffi_version=lambda: (0, 1))
+    own = types.SimpleNamespace(ffi_version=lambda: (0, 1), __spec__=importlib.machinery.ModuleSpec("jaxext._cuda_module", None))
     monkeypatch.setitem(sys.modules, "jaxext._cuda_module", own)
     monkeypatch.setattr("jaxext._cuda_module", own, raising=False)
     installed(cu13=("0.2.0", OWN))
