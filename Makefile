@@ -16,7 +16,7 @@ cpp    := $(shell find csrc tests/csrc tests/ptx ptxsim examples docs -name "*.h
 # Python keeps the modules that it has compiled: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: build demo docs notebooks check-wheels test test-all ptxsim cuda size fuzz mutations bench fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo docs notebooks check-wheels test test-all ptxsim cuda size fuzz mutations bench fit-cpu kernels gpu-programs record wheel kernel-wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -89,6 +89,11 @@ wheel:
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheels.new $(carried)
 	git rev-parse HEAD >wheels.new/COMMIT # for a machine to which the checkout travels without .git
 	rm -rf wheels && mv wheels.new wheels
+
+# what `pip install --find-links wheels 'jaxext[cuda13]'` takes: in wheels/ the pure jaxext, and its CUDA kernels for every supported Python that is
+# here, or PYTHONS="3.12 3.13"; they are compiled once, unless CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them
+kernel-wheel:
+	packaging/build-wheels
 
 # every wheel and the sdist, each in an empty environment; with CMAKE_ARGS=-DJAXEXT_KERNELS=... those with CUDA kernels too
 check-wheels:

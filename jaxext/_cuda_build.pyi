@@ -3,3 +3,4 @@
 REASON: str
 NO_LAUNCHER: str
 SOURCES: str
+LAUNCHER: str

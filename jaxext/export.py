@@ -12,6 +12,7 @@ from jaxext._messages import format_value
 from jaxext._target import use_target
 from jaxext.backends import launcher
 from jaxext.backends.cuda import cuda_binding
+from jaxext.core import entry_points
 from jaxext.core.family import families
 
 __all__ = ["disabled_checks", "lower_for", "register_cuda_kernels"]
@@ -29,6 +30,7 @@ def disabled_checks() -> list[DisabledSafetyCheck]:
       >>> with jaxext.use_target("sm_90a"):
       ...     exported = export(jax.jit(jaxext.matmul), disabled_checks=disabled_checks())(struct, struct)
     """
+    entry_points.load()
     calls = (name for family in families.values() for each in family.implementations for name in each.custom_calls)
     return [DisabledSafetyCheck.custom_call(name) for name in dict.fromkeys([*calls, launcher.TARGET])]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import pathlib
 
 import jax
 
+from jaxext.backends import native
 from jaxext.backends.ffi_version import refused_version
 
 TARGET = "jaxext_raw_v1"
@@ -20,7 +20,7 @@ TARGET = "jaxext_raw_v1"
 
 def find() -> pathlib.Path | None:
     """Return the path of the library, or None if it is not installed."""
-    spec = importlib.util.find_spec("jaxext._launcher")
+    spec = native.find("_launcher")
     return pathlib.Path(spec.origin) if spec and spec.origin else None
 
 
@@ -59,7 +59,7 @@ def _not_built() -> str:
         from jaxext._cuda_build import NO_LAUNCHER
     except ImportError:  # or it is of an older jaxext
         return "jaxext was installed without a launcher, reinstall it: pip install . in the repository"
-    return f"built without a launcher ({NO_LAUNCHER})"
+    return "; ".join(filter(None, [f"built without a launcher ({NO_LAUNCHER})", str(native.kernels())]))
 
 
 def _library(path: pathlib.Path) -> ctypes.CDLL:

@@ -14,6 +14,8 @@ import subprocess
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from jaxext.backends import native
+
 NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?(\w[\w.]*)(.*);", re.MULTILINE)
 _FUNCTION = re.compile(r"Function : (\w+)\n")
@@ -67,8 +69,8 @@ def access_bytes(modifiers: list[str]) -> int:
 
 
 def own() -> pathlib.Path | None:
-    """The module compiled with jaxext.  It is read but not loaded, so it need not fit this jaxlib."""
-    spec = importlib.util.find_spec("jaxext._cuda_module")
+    """The compiled module.  It is read but not loaded, so it need not fit this jaxlib."""
+    spec = native.find("_cuda_module")
     return pathlib.Path(spec.origin) if spec and spec.origin else None
 
 

@@ -15,7 +15,7 @@ import jax
 import jaxext
 from jaxext._messages import PAGES
 from jaxext._target import compute_capability
-from jaxext.backends import launcher, nvrtc
+from jaxext.backends import launcher, native, nvrtc
 from jaxext.backends.cuda import cuda_binding
 from jaxext.cli.arguments import shape
 from jaxext.cli.terminal import Failure
@@ -73,17 +73,20 @@ def _verified(arch: str | None) -> dict:
 def _build() -> dict[str, str]:
     """Return how the CUDA kernels were built, if they were; otherwise the page that says how to get them."""
     reason = cuda_binding.missing()
-    facts = {"state": reason, "documentation": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
+    facts = {"state": reason, "documentation": f"{PAGES}gpus.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
-        from jaxext import _cuda_module as module
-
+        module = native.cuda_module()
+        facts["from"] = native.origin("_cuda_module")
         facts |= {"nvcc": module.cuda_version, "compiled for": module.archs, "XLA FFI": ".".join(map(str, module.ffi_version()))}
     with contextlib.suppress(ImportError):
         from jaxext._cuda_build import SOURCES
 
         facts["source hash"] = SOURCES[:16]
     nvrtc_here = nvrtc.missing() or "{}.{}".format(*nvrtc.version())
-    return facts | {"NVRTC": nvrtc_here, "launcher": launcher.missing() or "loaded"}
+    if native.kernels().taken:  # else they are in the reason
+        facts |= {f"{name}, not used": why for name, why in native.kernels().refused.items()}
+    launched = launcher.missing() or f"loaded, from {native.origin('_launcher')}"
+    return facts | {"NVRTC": nvrtc_here, "launcher": launched}
 
 
 def check_device() -> None:

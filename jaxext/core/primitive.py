@@ -14,7 +14,7 @@ from jax.interpreters import batching
 
 from jaxext import _compat
 from jaxext._target import compute_capability
-from jaxext.core import flops, partition
+from jaxext.core import entry_points, flops, partition
 from jaxext.core.choose import chosen, replacing_lax
 from jaxext.core.family import in_use
 from jaxext.core.labelled import Labelled
@@ -38,6 +38,7 @@ def make(labelled: Labelled, open: str, batch_rule: Callable, *, multiple_result
 
 def prepare(labelled: Labelled, *args: Any) -> list[Any]:
     """The operands of a primitive that is bound next."""
+    entry_points.load()
     flops.register(owner)
     in_use.add(labelled.family)
     return list(_compat.align_varying(*args))

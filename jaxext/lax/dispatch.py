@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxext import _compat
 from jaxext._messages import dtype_named, format_value
 from jaxext._scope import Scope, in_parentheses, user_context
-from jaxext.core import flops
+from jaxext.core import entry_points, flops
 from jaxext.core.choose import replacing_lax
 from jaxext.core.family import Family, families, names_of_implementations
 from jaxext.core.form import owner
@@ -41,6 +41,8 @@ def use_implementation(name: str | None) -> Scope:
     Raises:
       ValueError: no operation has an implementation of this name.
     """
+    if name is not None:
+        entry_points.load()
     known = sorted(names_of_implementations())
     if name is not None and name not in known:
         raise ValueError(f"use_implementation: name is {format_value(name)}, want one of {known} or None")
@@ -200,6 +202,7 @@ def _program(namesake, name, keywords, implementation):
 
 def named(implementation: str | None, operation: Any, family: Family) -> str | Invariant | None:
     """The implementation named by the call, else by the context; ValueError if the family does not have it."""
+    entry_points.load()
     implementation = _named.value if implementation is None else implementation
     if implementation is not None and implementation not in (known := family.names_of_implementations):
         raise ValueError(f"{operation}: implementation is {format_value(implementation)}, want one of {known} or None")

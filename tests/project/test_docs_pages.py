@@ -138,6 +138,8 @@ def test_the_version_is_one():
     assert f"version: {jaxext.__version__}\n" in (root / "CITATION.cff").read_text()
     assert re.findall(r"^## .*?(\d+\.\d+\.\d+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == jaxext.__version__
     assert {*re.findall(r"jaxext-(\d+\.\d+\.\d+)-", (DOCS / "installing.md").read_text())} == {jaxext.__version__}
+    assert f"jaxext-kernels-cu13=={jaxext.__version__};" in (root / "pyproject.toml").read_text()
+    assert f"\n  version: {jaxext.__version__}\n" in (root / "packaging/conda/recipe.yaml").read_text()
     assert f"jaxext {jaxext.__version__}:" in (DOCS / "versions.md").read_text()
 
 

@@ -29,7 +29,7 @@ MAY = {
     "_compat": {"_scope", "_target"},
     "tables": {"_compat", "_scope", *BUILT},
     "core": {"tables", "kernels", "_compat", "_scope", "_target", "_messages"},
-    "backends": {"core", "tables", "kernels", "_messages", "_cuda_build"},
+    "backends": {"core", "tables", "kernels", "_messages", *BUILT},
     "backends.triton": {"backends", "core", "kernels", "_compat", "_target"},
     "backends.cuda": {"backends", "core", "kernels", "_target", *BUILT},
     "lax": {"core", "_compat", "_scope", "_messages"},

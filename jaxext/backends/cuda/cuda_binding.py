@@ -9,7 +9,6 @@ The handlers are registered when the first program that calls one is lowered, un
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import re
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
+from jaxext.backends import native
 from jaxext.backends.ffi_version import refused_version
 from jaxext.backends.fields import DTYPES
 from jaxext.backends.kernel import PROBLEMS, KernelCall, KernelImplementation, own_buffer
@@ -47,9 +47,7 @@ class Cuda(KernelImplementation):
         return "ieee"  # unless a family says otherwise, no kernel takes float32 numbers to the tensor cores
 
     def compiler(self):
-        from jaxext import _cuda_module
-
-        return f"nvcc {_cuda_module.cuda_version}"
+        return f"nvcc {native.cuda_module().cuda_version}"
 
     def code(self, platform):
         """Return the hash of the code; on CUDA devices also of the compiler and of what it compiled for, which only the compiled module
@@ -62,9 +60,7 @@ def refusal(target: str, fields: Mapping[str, Any], dtypes: Sequence[str | None]
 
     `dtypes` are those of the operands, of the result, and of a further operand that may be absent.
     """
-    from jaxext import _cuda_module
-
-    return _cuda_module.refuses(target, dtypes=[dtype or "" for dtype in dtypes], arch=arch, **fields)
+    return native.cuda_module().refuses(target, dtypes=[dtype or "" for dtype in dtypes], arch=arch, **fields)
 
 
 def refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
@@ -168,9 +164,7 @@ def register() -> None:
     """Make the handlers known to XLA."""
     if reason := missing():
         raise RuntimeError(f"no CUDA kernels: {reason}")
-    from jaxext import _cuda_module
-
-    for name, handler in _cuda_module.handlers().items():
+    for name, handler in native.cuda_module().handlers().items():
         jax.ffi.register_ffi_target(name, handler, platform="CUDA", api_version=1)
 
 
@@ -181,13 +175,13 @@ def missing() -> str | None:
         from jaxext._cuda_build import REASON
     except ImportError:
         return "jaxext runs from its sources, install it: pip install . in the repository"
-    if REASON:
-        return f"built without CUDA ({REASON})"
+    if REASON and native.kernels().taken is None:
+        return "; ".join(filter(None, [f"built without CUDA ({REASON})", str(native.kernels())]))
     try:
-        from jaxext import _cuda_module
+        module = native.cuda_module()
     except ImportError as error:
         return f"the compiled module does not load: {error}"
-    return refused_version(_cuda_module.ffi_version())
+    return refused_version(module.ffi_version())
 
 
 def _older_driver() -> str | None:
@@ -197,24 +191,10 @@ def _older_driver() -> str | None:
     Any driver runs the code that a CUDA of its own series made, or an older one.  PTX, for GPUs newer than the code is for, wants a driver
     as new as the compiler.
     """
-    from jaxext import _cuda_module
-
-    driver = None if named() else _driver()
-    if driver is None or driver[0] >= int(_cuda_module.cuda_version.partition(".")[0]):
+    version, driver = native.cuda_module().cuda_version, None if named() else native.driver()
+    if driver is None or driver[0] >= int(version.partition(".")[0]):
         return None
-    return f"compiled with CUDA {_cuda_module.cuda_version}, the driver is of CUDA {driver[0]}.{driver[1]}"
-
-
-@functools.cache
-def _driver() -> tuple[int, int] | None:
-    """The version of CUDA that the driver of this machine is of, if there is one."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    version = ctypes.c_int()
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    return (version.value // 1000, version.value % 1000 // 10) if version.value > 0 else None
+    return f"compiled with CUDA {version}, the driver is of CUDA {driver[0]}.{driver[1]}, want {version.partition('.')[0]} or newer"
 
 
 def not_compiled_for(arch: int) -> str | None:
@@ -222,23 +202,20 @@ def not_compiled_for(arch: int) -> str | None:
 
     Code runs on its own generation from its capability on, PTX on all newer ones.
     """
-    from jaxext import _cuda_module
-
-    for compiled in _cuda_module.archs.split(","):
+    archs = native.cuda_module().archs
+    for compiled in archs.split(","):
         number, _, kind = compiled.partition("-")
         oldest = int(re.findall(r"\d+", number)[0])
         if oldest <= arch and (kind != "real" or oldest // 10 == arch // 10):
             return None
-    return f"compiled for {_cuda_module.archs}, compute capability is {arch / 10}"
+    return f"compiled for {archs}, compute capability is {arch / 10}"
 
 
 @functools.cache
 def compiled(family: str) -> Sequence[Mapping[str, Any]]:
     """The kernels of a family that were compiled, with dtypes by their short names, and with the limits of their configs."""
-    from jaxext import _cuda_module
-
     dtypes = ("operands", "second", "result")
-    return [row | {slot: DTYPES[row[slot]] for slot in dtypes if slot in row} for row in _cuda_module.kernels(family)]
+    return [row | {slot: DTYPES[row[slot]] for slot in dtypes if slot in row} for row in native.cuda_module().kernels(family)]
 
 
 def splits(row: Mapping[str, Any]) -> list[int]:
@@ -268,7 +245,7 @@ def _csrc() -> bytes:
 def _build() -> bytes:
     """Return what compiled the CUDA sources and for which devices, b"" where no module loads."""
     try:
-        from jaxext import _cuda_module
+        module = native.cuda_module()
     except ImportError:
         return b""
-    return f"{_cuda_module.cuda_version} {_cuda_module.archs}".encode()
+    return f"{module.cuda_version} {module.archs}".encode()

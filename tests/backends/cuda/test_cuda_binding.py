@@ -23,6 +23,7 @@ from lowered import BLOCK, IMAGES, MESH, channels_last, conv, custom_calls, move
 
 import jaxext
 from jaxext import _target
+from jaxext.backends import native
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.ffi_version import running_version
 from jaxext.core.family import families
@@ -263,7 +264,10 @@ def test_no_module_that_fits(case, monkeypatch):
 @built
 @pytest.mark.parametrize(
     ("of_driver", "reason"),
-    [*((version, None) for version in (None, 0, 13000, 13020, 14010)), (12080, "compiled with CUDA 13.0.88, the driver is of CUDA 12.8")],
+    [
+        *((version, None) for version in (None, 0, 13000, 13020, 14010)),
+        (12080, "compiled with CUDA 13.0.88, the driver is of CUDA 12.8, want 13 or newer"),
+    ],
 )
 def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
     """Unnamed, the kernels would be taken, and every launch fail: "CUDA driver version is insufficient for CUDA runtime version".  What is
@@ -276,8 +280,8 @@ def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
         return types.SimpleNamespace(cuDriverGetVersion=lambda version: setattr(version._obj, "value", of_driver))
 
     monkeypatch.setattr(_cuda_module, "cuda_version", "13.0.88")
-    monkeypatch.setattr(cuda_binding.ctypes, "CDLL", load)
-    monkeypatch.setattr(cuda_binding, "_driver", cuda_binding._driver.__wrapped__)
+    monkeypatch.setattr(native.ctypes, "CDLL", load)
+    monkeypatch.setattr(native, "driver", native.driver.__wrapped__)
     asked = jaxext.explain(causal, platform="cuda")
     with jaxext.use_target("sm_90a"):
         assert asked(*LONG).rows[0].chosen == "cuda"

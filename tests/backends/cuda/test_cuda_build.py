@@ -79,6 +79,12 @@ ERRORS = {  # the compiler's release, options, the environment, and the message
     "on and off": ("11.8", ["-DJAXEXT_CUDA=ON"], {"JAXEXT_CUDA": "OFF"}, "JAXEXT_CUDA is OFF in the environment and ON as an option"),
     "why it is on": ("11.8", ["-DJAXEXT_CUDA=ON"], {}, "JAXEXT_CUDA is ON, or JAXEXT_KERNELS is given: "),
     "kernels given, and off": ("13.0", ["-DJAXEXT_CUDA=OFF", "{library}"], {}, "JAXEXT_KERNELS is given: JAXEXT_CUDA=OFF"),
+    "kernels of another series": (
+        "12.9",
+        ["-DJAXEXT_CUDA=ON", "-DJAXEXT_PACKAGE=jaxext_kernels_cu13"],
+        {},
+        "some_nvcc is of CUDA 12.9, jaxext_kernels_cu13 wants one of CUDA 13",
+    ),
     "kernels of other sources": ("13.0", ["{library}"], {}, "libjaxext_kernels.a is not of these sources in csrc"),
 }
 

@@ -1,0 +1,54 @@
+"""Kernels that an installed package declares by the entry-point group `jaxext.kernels`."""
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import sys, warnings
+import jax, jax.numpy as jnp, jaxext
+
+assert not {"broken", "theirs"} & {*sys.modules}
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    if sys.argv[1] == "named":
+        with jaxext.use_implementation("theirs"):
+            pass
+    else:
+        jax.jit(jaxext.matmul)(jnp.ones((2, 3)), jnp.ones((3, 4)))
+    (warned,) = [str(each.message) for each in warned]
+assert warned == "broken-kernels 1.0: the kernels 'a' (broken:register) do not load: ZeroDivisionError: of theirs", warned
+print(jax.jit(lambda a, b: jaxext.matmul(a, b))(jnp.ones((2, 3)), jnp.ones((3, 5)))[0, 0])
+"""
+THEIRS = """
+import jax.numpy as jnp
+from jaxext import extend
+
+NUMBER = jnp.float32(7)  # an array, though a program is traced now
+
+class Theirs(extend.Implementation):
+    name, version = "theirs", "1"
+
+    def refuses(self, call):
+        return None
+
+    def run(self, call, config, operands):
+        return jnp.full(call.shape, NUMBER)
+
+def register():
+    extend.register("matmul", Theirs())
+"""
+PACKAGES = {"broken": "def register():\n    raise ZeroDivisionError('of theirs')\n", "theirs": THEIRS}
+
+
+def test_they_are_loaded_on_first_use(tmp_path):
+    for entry, (name, code) in zip("ab", PACKAGES.items(), strict=True):
+        (tmp_path / f"{name}.py").write_text(code)
+        info = tmp_path / f"{name}_kernels-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-kernels\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[jaxext.kernels]\n{entry} = {name}:register\n")
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    for way in ("named", "called"):
+        done = subprocess.run([sys.executable, "-P", "-c", PROGRAM, way], env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "7.0\n"), done.stderr
