@@ -215,10 +215,23 @@ def of_private(rows: list[dict]) -> Iterator[list[str]]:
 
 
 def of_models(rows: list[dict]) -> Iterator[list[str]]:
-    for row in rows:
-        over, (least, ratio, most) = row["jaxext over lax"], row["lax over jaxext"]
-        figures = f"{row['lax']['ms'][1]:.0f}", f"{ratio:.2f} ({least:.2f} to {most:.2f})", f"{over['build']:.2f}", f"{over['memory']:.2f}"
-        yield [row["network"], row["package"], *figures, f"{row['difference'][1]:.0e}"]
+    for row in sorted(rows, key=lambda row: -row["step"]["lax over jaxext"][1]):
+        cells = [row["network"], row["package"], "{} of {}".format(*row["rewritten"])]
+        for part in ("forward", "step"):
+            least, ratio, most = row[part]["lax over jaxext"]
+            cells += [f"{row[part]['lax']['ms'][1]:.0f}", f"{ratio:.2f} ({least:.2f} to {most:.2f})"]
+        yield cells
+
+
+def costs_of_models(rows: list[dict]) -> Iterator[list[str]]:
+    for row in sorted(rows, key=lambda row: -row["step"]["lax over jaxext"][1]):
+        cells = [row["network"]]
+        for cost, unit in (("bytes", 2**20), ("build_ms", 1e3)):
+            for part in ("forward", "step"):
+                lax, ours = (row[part][library][cost] for library in ("lax", "jaxext"))
+                cells.append(f"{lax / unit:.{0 if cost == 'bytes' else 1}f}, {ours / lax:.2f}")
+        errors = [f"{row['error'][library]:.0e}" if row["error"] else "" for library in ("lax", "jaxext")]
+        yield [*cells, *errors, f"{row['difference']['step']:.0e}"]
 
 
 def gpu_rows(rows: list[dict]) -> Iterator[list[str]]:
@@ -236,7 +249,18 @@ def gpu_rows(rows: list[dict]) -> Iterator[list[str]]:
 ROWS = {
     "invariant": ("invariant_cpu", "product", "forward; gradient in x", of_invariant),
     "h100": ("h100", "row", "`triton`; `cuda`; `xla`; lax; lax over ours; error", gpu_rows),
-    "models": ("models_cpu", "network, made with", "lax, ms; lax over jaxext; to build; memory; difference", of_models),
+    "models": (
+        "models_cpu",
+        "network, made with",
+        "products; forward, lax, ms; lax over jaxext; step, lax, ms; lax over jaxext",
+        of_models,
+    ),
+    "models_costs": (
+        "models_cpu",
+        "network",
+        "forward, MiB; step, MiB; forward, to build, s; step, to build, s; error of lax; of jaxext; difference",
+        costs_of_models,
+    ),
     "private": (
         "private_cpu",
         "network",

@@ -1,32 +1,50 @@
-"""The benchmark of whole networks: inside `in_place_of_lax` each has jaxext's products alone."""
+"""Whole networks at their small sizes: inside `in_place_of_lax` values and gradients are lax's, and products are rewritten where claimed."""
 
-import importlib.util
+import dataclasses
 
 import jax
 import pytest
 
 import jaxext
 from benchmarks import models
-from jaxext.tuning.walk import walk
-
-MODULES = {"dm-haiku": "haiku"}  # if it is not the package's name
+from benchmarks.models import compare
 
 
-@pytest.mark.sampled(3)
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    with jax.enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.mark.filterwarnings("ignore")  # of others' packages
 @pytest.mark.parametrize("name", models.NETWORKS)
-def test_a_step_has_no_product_of_lax(name):
+def test_values_and_gradients_are_those_of_lax(name):
     network = models.NETWORKS[name]
-    if importlib.util.find_spec(MODULES.get(network.package) or network.package) is None:
-        pytest.skip(f"needs {network.package}")
-    jaxprs = []
+    if network.missing:
+        pytest.skip(network.missing)
+    compare.check(network)
 
-    def trace():
-        step, params, batch = network.make(*network.cpu_arguments)
-        jaxprs.append(jax.make_jaxpr(jaxext.in_place_of_lax()(step))(params, *batch).jaxpr)
 
-    with jax.enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        jax.eval_shape(trace)  # no parameter is computed
-    found = {step.eqn.primitive.name for step in walk(*jaxprs)}
-    assert not found & {"conv_general_dilated", "dot_general"}
-    assert {name.rpartition("_")[2] for name in found} >= {"fprop", "dgrad", "wgrad"}
+def dense(size):
+    x, labels = compare.images(size, size, classes=size)
+    return compare.model(lambda w, x, training: x @ w, x, (x, labels))
+
+
+def test_a_difference_and_a_false_claim_are_noticed(monkeypatch):
+    network = compare.Network("dense", "jax", dense, (4,), (4,), (4,), rewritten=False)
+    assert "0 of 2 products of a step are rewritten" in compare.check(network)
+    with pytest.raises(AssertionError, match="0 of 2 products"):
+        compare.check(dataclasses.replace(network, rewritten=True))
+    wrong = lambda function: lambda *arguments: jax.tree.map(lambda x: x * (1 + 1e-6), function(*arguments))
+    monkeypatch.setattr(jaxext, "in_place_of_lax", lambda: wrong)
+    with pytest.raises(AssertionError, match="differs from lax by 1e-06"):
+        compare.check(network)
+
+
+def test_a_network_is_measured(capsys):
+    network = compare.Network("dense", "jax", dense, (4,), (64,), (64,), rewritten=False)
+    assert compare.main([network], ["--rounds", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "dense (jax " in out and out.count("over jaxext") == 2 and out.count(", error by") == 2
+    missing = dataclasses.replace(network, package="no-such-package")
+    assert compare.main([missing], []) == 1 and "pip install no-such-package" in capsys.readouterr().out
