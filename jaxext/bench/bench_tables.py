@@ -24,8 +24,7 @@ WIDE = 120  # columns from which a table has room for names of rows
 
 
 def head(shown: Sequence[str], width: int) -> Text:
-    """The heading of `line`: times with half the spread of their quartiles, and for the implementation that jaxext takes if none is named,
-    its speedup over lax, its share of the roofline, its error, and the transposes, copies and pads that XLA puts around it."""
+    """The heading of `line`, as `LEGEND` explains it.  Times are medians, with half the spread of their quartiles."""
     name, columns = _columns(shown, width)
     return Text(" " * name + "".join(f"{title:>{size}}" for title, size in columns), "bold")
 

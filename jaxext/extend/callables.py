@@ -58,7 +58,7 @@ class Bilinear:
         Args:
           first, second: arrays with the axes of the first and the second slot, in the order of the labels.  They are promoted to a common
             dtype as in jnp, unless `preferred_element_type` is given.
-          implementation: the name of an implementation, also used for derivatives.  None selects one.
+          implementation: an implementation's name, also for derivatives.  None selects one.
           precision: as in `jax.lax.dot_general`.
           preferred_element_type: dtype of the result.  Defaults to the dtype of the operands.
           out_sharding: sharding of the result on an explicit mesh, if the operands leave it ambiguous.

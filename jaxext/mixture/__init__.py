@@ -125,7 +125,7 @@ def moe(
       ValueError: `activation` or `implementation` is unknown; the capacity is negative; `axis_name` lists axes in another order than the
         mesh.
       NameError: no `shard_map` or `pmap` around the call binds the axis.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     arrays = checked("moe", {"x": x, "indices": indices, "weights": weights})
     for argument, w in (given(w_gate=w_gate) | {"w_up": w_up, "w_down": w_down}).items():

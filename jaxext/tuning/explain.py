@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,7 +30,6 @@ NOTHING = "no operation of jaxext (lax's own are listed inside jaxext.in_place_o
 WIDTH = 120  # columns, beyond which details are folded
 # The algorithms of `xla` that are lax's own product, or do not differ in what they compute; and those that lax has no product for.
 AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")
-
 JITS = ("jit", "pjit")  # what jax calls it, by version
 RESHAPES = ("reshape", "broadcast_in_dim", "squeeze", "reduce_sum")  # by which programs and derivatives add and remove sizes of 1
 
@@ -91,9 +91,7 @@ class Explanation:
         if any(len({*axes}) < len(axes) for row in self.rows for axes in row.layout.split()):
             legend += ["a letter twice in a layout, as in NNHWC: an axis that vmap added, or several axes of one kind"]
         if len(self.rows) > 1:
-            counts: collections.Counter[str] = collections.Counter()
-            for row in self.rows:
-                counts[_computed(row)] += row.times
+            counts = collections.Counter(how for row in self.rows for how in itertools.repeat(_computed(row), row.times))
             legend += [f"{counted(counts.total(), 'call')}: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"]
         below = [_folded(line, "", "    ") for line in legend]
         return "\n".join([f"{counted(len(self.rows), 'operation')} on {self.platform}", title, *products, *([""] if below else []), *below])
@@ -274,10 +272,7 @@ class Stored:
         return tuple(_typed(slot, aval) for slot, (_, aval) in self.arrays(step).items())
 
     def _beyond(self, x, axes: Sequence[str], groups: str, forwards: bool, step: Step) -> tuple[Sequence[str], Any]:
-        """The axes and the type of an array beyond the transposes and the reshapes around the operation.
-
-        Of arrays inside and outside of a `jit` those outside are the caller's: another operation's `jit` has transposes of its own.
-        """
+        """The axes and the type of an array beyond the transposes and reshapes around an operation, but not in the `jit` of another."""
         jaxpr, around = step.jaxpr, [*zip(step.within, step.outer, strict=True)]
         depth, found = len(around), (axes, x.aval)
         while not isinstance(x, Literal):
@@ -321,15 +316,12 @@ class Stored:
         return self._neighbours[jaxpr]
 
 
-def _without_ones(shape: Sequence[int], beyond: Sequence[int]) -> list[int]:
+def _without_ones(shape: Sequence[int], beyond: Sequence[int]) -> Sequence[int]:
     """The axes of a shape that are left in another one which lacks some of its sizes of 1; empty if the shapes do not match that."""
-    kept: list[int] = []
-    for i in reversed(range(len(shape))):
-        if len(kept) < len(beyond) and shape[i] == beyond[-1 - len(kept)]:
-            kept.insert(0, i)
-        elif shape[i] != 1:
-            return []
-    return kept if len(kept) == len(beyond) else []
+    every = range(len(shape))
+    subsets = itertools.combinations(every, len(beyond))
+    fitting = (kept for kept in subsets if [shape[i] for i in kept] == [*beyond] and all(i in kept or shape[i] == 1 for i in every))
+    return max(fitting, default=())  # the last axes, where several subsets do
 
 
 def _merged(groups: str, axes: Sequence[str], split: Sequence[int], shape: Sequence[int]) -> tuple[str, ...] | None:

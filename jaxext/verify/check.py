@@ -157,6 +157,4 @@ def _same(name: str, when: str, got: Sequence[np.ndarray], first: Sequence[np.nd
         if y.tobytes() != before.tobytes():
             differs = np.frombuffer(y.tobytes(), np.uint8) != np.frombuffer(before.tobytes(), np.uint8)
             at = np.unravel_index(int(differs.argmax()) // y.itemsize, y.shape)
-            raise Wrong(
-                name, f"{when} is not bitwise identical to the first, first at {tuple(map(int, at))}: got {y[at]}, before {before[at]}"
-            )
+            raise Wrong(name, f"{when} differs in bits from the first, at {tuple(map(int, at))}: got {y[at]}, before {before[at]}")

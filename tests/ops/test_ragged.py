@@ -299,7 +299,7 @@ def test_a_layer_as_maxtext_writes_it():
         (dict(group_sizes=np.ones((2, G), np.int32)), TypeError, "expected group_sizes to have shape"),
         (dict(rhs=W[:, :2]), TypeError, "contracting dimensions to have the same shape"),
         (dict(lhs=X[None]), TypeError, "contracting dimensions to have the same shape"),
-        (dict(group_offset=np.int32(1)), TypeError, r"ragged_dot: group_offset is int32\[\], want an integer array, of the shape \(1,\)"),
+        (dict(group_offset=np.int32(1)), TypeError, r"ragged_dot: group_offset is int32\[\], want an integer array of the shape \(1,\)"),
         (dict(group_offset=np.ones(1, np.float32)), TypeError, r"group_offset is float32\[1\], want an integer array"),
         (dict(implementation="none"), ValueError, "ragged_dot: implementation is 'none', want one of"),
     ],

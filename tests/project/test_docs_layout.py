@@ -2,17 +2,12 @@
 
 import pathlib
 import re
-import sys
 
 import pytest
+from test_docs_pages import of_docs, tables
 
+notebooks = of_docs("notebooks")
 ROOT = pathlib.Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "docs"))
-import notebooks  # noqa: E402
-import tables  # noqa: E402
-
-sys.path.pop(0)
-
 PAGES = sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "installing.md"})
 BLOCK = re.compile(r"^( *)```[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 RULE = re.compile(r"^\|[-:| ]+\|$")

@@ -67,7 +67,7 @@ def causal_conv1d(
       return_final_states: a bool, whether to return the last k - 1 inputs too.
       activation: as in `linear`.
       precision: as in `conv_general_dilated`, for the convolution of "xla".  Kernels always multiply at full precision.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       shape (..., T, C), with the dtype of x.  With `return_final_states`, a pair of this and the final states, of shape (..., k - 1, C).
@@ -87,7 +87,7 @@ def causal_conv1d(
     Raises:
       TypeError: an argument has the wrong type, shape or dtype.
       ValueError: `activation` or `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     arrays = {"x": x, "w": w} | given(bias=bias, seq_idx=seq_idx, initial_states=initial_states)
     static: dict[str, Any] = dict(return_final_states=return_final_states, precision=precision, implementation=implementation)

@@ -104,7 +104,7 @@ def causal_conv(
       ShardingTypeError: time or space is sharded on an explicit mesh.
       ValueError: the stride along time does not divide T; the value of `strides`, `padding`, `dilation` or `groups` is invalid;
         `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     arrays = {"x": x, "w": w} | given(state=state)
     geometry: dict[str, Any] = dict(strides=strides, padding=padding, dilation=dilation, groups=groups, transpose=transpose)

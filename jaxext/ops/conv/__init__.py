@@ -55,7 +55,7 @@ def conv_general_dilated(
       precision: None, a `jax.lax.Precision`, a string, or a pair of either.
       preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of lhs and rhs, which must be the same.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       the result, in the layout given by `dimension_numbers`.
@@ -69,7 +69,7 @@ def conv_general_dilated(
       Exception: any error that `jax.lax.conv_general_dilated` raises.
       ShardingTypeError: a spatial axis is sharded on an explicit mesh.
       ValueError: `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     window = dict(window_strides=window_strides, padding=padding, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
     groups = dict(feature_group_count=feature_group_count, batch_group_count=batch_group_count)
@@ -101,7 +101,7 @@ def conv(
     Raises:
       Exception: any error that `jax.lax.conv` raises.
       ValueError: `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
 
     Examples:
       >>> conv(jnp.ones((2, 8, 32, 32)), jnp.ones((16, 8, 3, 3)), (1, 1), "VALID").shape
@@ -137,7 +137,7 @@ def conv_transpose(
       transpose_kernel: whether to flip the filter's spatial axes and swap its channel axes, which gives the gradient of a convolution.
       precision, preferred_element_type: as in `conv_general_dilated`.
       use_consistent_padding: whether `padding` is the padding of the convolution whose gradient this is.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       the shape of `lhs`, with the output channels of `rhs` and longer spatial axes.
@@ -149,7 +149,7 @@ def conv_transpose(
     Raises:
       Exception: any error that `jax.lax.conv_transpose` raises.
       ValueError: `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     window = dict(strides=strides, padding=padding, rhs_dilation=rhs_dilation, dimension_numbers=dimension_numbers)
     gradient = dict(transpose_kernel=transpose_kernel, use_consistent_padding=use_consistent_padding)
@@ -183,7 +183,7 @@ def convolve(
     Raises:
       Exception: any error that `jax.numpy.convolve` raises.
       ValueError: `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     static = dict(mode=mode, precision=precision, preferred_element_type=preferred_element_type)
     return call_namesake(jnp.convolve, FAMILY, implementation, (a, v), static)

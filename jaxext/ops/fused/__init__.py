@@ -55,8 +55,7 @@ def linear(
       precision: as in `matmul`.
       preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w, whatever the dtypes of bias and residual.
       out_sharding: as in `matmul`.
-      implementation: the name of an implementation, also used for derivatives.  "xla" is the composition of jnp operations.  None selects
-        one.
+      implementation: an implementation's name, also for derivatives.  "xla" is the composition of jnp operations.  None selects one.
 
     Returns:
       shape (..., N).
@@ -68,7 +67,7 @@ def linear(
     Raises:
       TypeError: an argument has the wrong type, shape or dtype; `activation` is given for a result of integers.
       ValueError: `activation` or `implementation` is unknown; `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     arrays = {"x": x, "w": w} | given(bias=bias, residual=residual)

@@ -35,7 +35,7 @@ def gram(
       x: shape (..., M, K), of any dtype that `jax.numpy.matmul` accepts.  Complex numbers are not conjugated.
       precision, preferred_element_type: as in `matmul`.
       out_sharding: sharding of the result on an explicit mesh.  By default its rows are sharded as those of x.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       shape (..., M, M).
@@ -47,7 +47,7 @@ def gram(
     Raises:
       TypeError: x is not an array with two axes or more.
       ValueError: `implementation` is unknown; `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     return compiled(form.product, ("gram",), form.FAMILY, implementation, (form.matrices("gram", x),), static, name="gram")
@@ -91,7 +91,7 @@ def newton_schulz(
         a number.
       ValueError: `steps` is negative; `eps` is negative or not finite; the number of triples differs from the number of steps;
         `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     static = dict(precision=precision)
     return iteration.newton_schulz("newton_schulz", x, steps, coefficients, eps=eps, implementation=implementation, **static)

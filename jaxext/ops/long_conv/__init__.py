@@ -62,7 +62,7 @@ def long_conv(
     Raises:
       TypeError: an argument has the wrong type, shape or dtype.
       ValueError: `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     name = "long_conv"
     arrays = checked(name, {"x": x, "w": w} | given(skip=skip, gate=gate))

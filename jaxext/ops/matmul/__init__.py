@@ -37,7 +37,7 @@ def matmul(
       precision: as in `jax.lax.dot_general`.
       preferred_element_type: dtype of accumulation and result.  Defaults to the promoted dtype of the operands.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       shape (..., M, N), without M if `a` is a vector and without N if `b` is one.
@@ -49,7 +49,7 @@ def matmul(
     Raises:
       Exception: any error that `jax.numpy.matmul` raises.
       ValueError: `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     return call_namesake(jnp.matmul, FAMILY, implementation, (a, b), static)
@@ -76,7 +76,7 @@ def dot_general(
       precision: None, a `jax.lax.Precision`, a string, a pair of either, or a `jax.lax.DotAlgorithmPreset`.
       preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of the operands.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       shape: batch axes, free axes of `lhs`, free axes of `rhs`.
@@ -88,7 +88,7 @@ def dot_general(
     Raises:
       Exception: any error that `jax.lax.dot_general` raises.
       ValueError: `implementation` is unknown.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     return call_namesake(lax.dot_general, FAMILY, implementation, (lhs, rhs), dict(dimension_numbers=dimension_numbers, **static))

@@ -36,7 +36,7 @@ def quantized_matmul(
       precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
       preferred_element_type: dtype of the result.  Defaults to that of x.  Accumulation is in float32 or wider.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       shape (..., N).
@@ -53,7 +53,7 @@ def quantized_matmul(
       TypeError: an argument has the wrong type, shape or dtype.
       ValueError: a zero point is outside the range of `qvalue` (checked if its value is known); `implementation` is unknown;
         `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     return _quantize.matmul("quantized_matmul", x, w, implementation=implementation, **static)
@@ -84,7 +84,7 @@ def fp8_matmul(
         57,344 for cotangents.  Zero counts as one.
       preferred_element_type: dtype of the result.  Defaults to that of x.  Accumulation is in float32 or wider.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       shape (..., N).
@@ -101,7 +101,7 @@ def fp8_matmul(
     Raises:
       TypeError: an argument has the wrong type, shape or dtype; a derivative of a derivative is taken.
       ValueError: `implementation` is unknown; `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     scales = given(x_scale=x_scale, w_scale=w_scale, gradient_scale=gradient_scale)
     static = dict(preferred_element_type=preferred_element_type, out_sharding=out_sharding, implementation=implementation)

@@ -53,7 +53,7 @@ def ragged_dot(
       group_offset: shape (1,), an integer: the first group that rhs holds.  `group_sizes` may then be longer than rhs, and the rows of
         groups that rhs lacks are zero in the result.  None means 0.
       out_sharding: sharding of the result on an explicit mesh.  None derives it from the operands.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       shape (M, N).
@@ -66,7 +66,7 @@ def ragged_dot(
       TypeError: an argument has the wrong type, shape or dtype.
       Exception: any other error that `jax.lax.ragged_dot` raises.
       ValueError: `implementation` is unknown; `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
@@ -121,7 +121,7 @@ def ragged_dot_general(
       TypeError: an argument has the wrong type, shape or dtype.
       Exception: any other error that `jax.lax.ragged_dot_general` raises.
       ValueError: `implementation` is unknown; `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | given(group_offset=group_offset)
     if not isinstance(ragged_dot_dimension_numbers, jax.lax.RaggedDotDimensionNumbers):
@@ -172,7 +172,7 @@ def ragged_linear(
     Raises:
       TypeError: an argument has the wrong type, shape or dtype; `activation` is given for a result of integers.
       ValueError: `activation` or `implementation` is unknown; `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     arrays = {"x": x, "w": w, "group_sizes": group_sizes} | given(bias=bias, row_scale=row_scale)

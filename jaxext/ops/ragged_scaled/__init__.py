@@ -65,7 +65,7 @@ def ragged_scaled_dot(
     Raises:
       TypeError: an argument has the wrong type, shape or dtype; a scale of float8_e8m0fnu is differentiated.
       ValueError: `implementation` is unknown; `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     arrays = {"lhs": lhs, "rhs": rhs, "group_sizes": group_sizes} | given(lhs_scale=lhs_scale, rhs_scale=rhs_scale)
     static = dict(precision=precision, out_sharding=out_sharding, implementation=implementation)

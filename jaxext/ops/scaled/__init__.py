@@ -46,7 +46,7 @@ def scaled_dot(
       precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
       preferred_element_type: dtype of the result, floating-point.  Defaults to bfloat16.  Accumulation is in float32 or wider.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: the name of an implementation, also used for derivatives.  None selects one.
+      implementation: an implementation's name, also for derivatives.  None selects one.
 
     Returns:
       shape: batch axes, free axes of lhs, free axes of rhs.
@@ -63,7 +63,7 @@ def scaled_dot(
     Raises:
       TypeError: an argument has the wrong type, shape or dtype; a scale of float8_e8m0fnu is differentiated.
       ValueError: `implementation` is unknown; `out_sharding` does not fit.
-      NotImplementedError: the named implementation does not support the call.
+      NotImplementedError: `implementation` does not support the call.
     """
     arrays = {"lhs": lhs, "rhs": rhs} | given(lhs_scale=lhs_scale, rhs_scale=rhs_scale)
     static = dict(precision=precision, out_sharding=out_sharding)
