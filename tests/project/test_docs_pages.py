@@ -122,17 +122,6 @@ def test_status_is_that_of_the_record(tmp_path, monkeypatch):
     assert tables.verified("all").splitlines()[2:] == ["| `cuda` | `conv` | GPU | nvcc 13.0 | 2026-01-01 | 2 | 1 | 5e-01 |"]
 
 
-def test_extremes_have_the_worst_row_of_a_problem(tmp_path, monkeypatch):
-    times = [(f"p{problem}", f"p{problem} {role}", role * problem) for problem in range(1, 8) for role in (0.5, 2.0)]
-    result = lambda ms: {"ms": [ms, ms, ms], "error": 0.0}
-    rows = [{"problem": p, "name": name, "results": {"lax": result(ratio), "cuda": result(1.0)}} for p, name, ratio in times]
-    environment = {"device": "d", "versions": {"jax": "j"}, "date": "2026-01-01T", "commit": "abcdefgh"}
-    (tmp_path / "a.json").write_text(json.dumps({"environment": environment, "rows": rows}))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    lines = tables.extremes("a").splitlines()[2:8]
-    assert lines[0] == "| p7 2.0 | 14.00 | p1 0.5 | 0.50 |" and lines[5] == "| p2 2.0 | 4.00 | p6 0.5 | 3.00 |"
-
-
 def test_the_version_is_one():
     root = DOCS.parent
     assert f"version: {jaxext.__version__}\n" in (root / "CITATION.cff").read_text()
