@@ -240,7 +240,7 @@ NEWER = types.SimpleNamespace(ffi_version=lambda: (MAJOR, MINOR + 1))  # registe
 BUILT = types.SimpleNamespace(REASON="")
 MISSING = {  # how the module was built, the module, and the reason
     "built without CUDA": (types.SimpleNamespace(REASON="no nvcc found"), None, r"built without CUDA \(no nvcc found\)"),
-    "not installed": (None, None, r".*want it installed: pip install \..*"),
+    "not installed": (None, None, r".*install it: pip install \..*"),
     "a module that does not load": (BUILT, None, ".*the compiled module does not load: .*"),
     "a newer FFI": (BUILT, NEWER, rf".*headers of XLA's FFI {MAJOR}\.{MINOR + 1}, this jaxlib runs {MAJOR}\.{MINOR}.*"),
 }
