@@ -1,4 +1,4 @@
-"""Where the compiled parts come from, with folders in place of what is installed: nothing is compiled or loaded."""
+"""The source of the compiled parts, with folders in place of what is installed: nothing is compiled or loaded."""
 
 import importlib.machinery
 import sys
