@@ -46,7 +46,8 @@ def build(name: str, dtype: str) -> None:
 
 
 def measure(rounds: int) -> dict:
-    return compare.measure(*_built[0], rounds)
+    ((network, dtype, built),) = _built
+    return compare.measure(network, dtype, built, rounds)
 
 
 def rows(names: list[str], rounds: int, dtype: str, jobs: int, failed: list[str]) -> Iterator[dict]:

@@ -59,6 +59,7 @@ class Network:
     small: tuple
     cpu: tuple
     gpu: tuple
+    _: dataclasses.KW_ONLY
     rewritten: bool = True
     float64: bool = True
 
