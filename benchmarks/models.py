@@ -22,6 +22,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 
+import jax
+
 from jaxext.bench.heap import keep_freed_memory
 from jaxext.cli.terminal import count
 from jaxext.tuning import timing
@@ -39,11 +41,13 @@ _built: list[tuple] = []  # the one network of this process
 
 
 def build(name: str, dtype: str) -> None:
+    jax.config.update("jax_enable_compilation_cache", False)
     _built.append((NETWORKS[name], dtype, compare.build(NETWORKS[name], dtype)))
 
 
 def measure(rounds: int) -> dict:
-    return compare.measure(*_built[0], rounds)
+    ((network, dtype, built),) = _built
+    return compare.measure(network, dtype, built, rounds)
 
 
 def rows(names: list[str], rounds: int, dtype: str, jobs: int, failed: list[str]) -> Iterator[dict]:

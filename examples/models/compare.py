@@ -59,6 +59,7 @@ class Network:
     small: tuple
     cpu: tuple
     gpu: tuple
+    _: dataclasses.KW_ONLY
     rewritten: bool = True
     float64: bool = True
 
@@ -192,7 +193,6 @@ def check(network: Network) -> str:
 
 def build(network: Network, dtype: str) -> tuple[dict[str, dict[str, timing.Program]], Callable | None]:
     """Compile the programs of lax and jaxext, and return them with a function that computes a step more exactly."""
-    jax.config.update("jax_enable_compilation_cache", False)
     gpu = jax.default_backend() == "gpu"
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         made = network.make(*(network.gpu if gpu else network.cpu))
@@ -270,5 +270,6 @@ def main(networks: Sequence[Network], arguments=None) -> int:
         elif options.size == "small":
             print(check(network))
         else:
+            jax.config.update("jax_enable_compilation_cache", False)
             print(lines(measure(network, "float32", build(network, "float32"), options.rounds)))
     return int(all(network.missing for network in wanted))

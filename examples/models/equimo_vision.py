@@ -24,7 +24,7 @@ def network(title, *of):
 NETWORKS = [
     network("ConvNeXtV2-Nano", "convnext", "convnextv2_nano"),
     network("IFormer-S", "iformer", "iformer_s"),
-    network("LowFormer-B0", "lowformer", "lowformer_backbone_b0"),
+    network("ReduceFormer-B1", "reduceformer", "reduceformer_backbone_b1"),
     network("MobileNetV3Large", "mobilenet", "mobilenetv3_large"),
 ]
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The language model with mixtures of experts of nano-moe-jax, unchanged.   pip install nano-moe-jax; python examples/models/moe_language_model.py"""
+"""The language model of nano-moe-jax, unchanged.   pip install nano-moe-jax; python examples/models/moe_language_model.py"""
 
 import compare
 

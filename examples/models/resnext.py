@@ -11,7 +11,7 @@ def make(*batch):
     leaves, tree = jax.tree.flatten(state)
 
     def call(network, x, training):
-        return network(x, tree.unflatten(leaves), inference=not training)[0]
+        return network(x, tree.unflatten(compare.cast(leaves, x.dtype)), inference=not training)[0]
 
     return compare.of_equinox(network, compare.images(*batch), call)
 

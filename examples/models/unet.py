@@ -1,4 +1,4 @@
-"""U-Nets that restore their input, in two and three dimensions, written in equinox.   pip install equinox; python examples/models/unet.py"""
+"""U-Nets that restore their input, in two and three dimensions, in equinox.   pip install equinox; python examples/models/unet.py"""
 
 import functools
 
@@ -24,7 +24,8 @@ def make(shape, widths, up):
             return eqx.nn.Conv(axes, i, o, k, stride, (k - 1) // 2, key=next(keys))
 
         return {
-            "down": [[conv(shape[1], widths[0]), conv(widths[0], widths[0])], *([conv(i, o, 2, 2), conv(o, o), conv(o, o)] for i, o in pairs)],
+            "down": [[conv(shape[1], widths[0]), conv(widths[0], widths[0])]]
+            + [[conv(i, o, 2, 2), conv(o, o), conv(o, o)] for i, o in pairs],
             "widen": [eqx.nn.ConvTranspose(axes, o, i, up, 2, padding=(up - 2) // 2, key=next(keys)) for i, o in pairs],
             "up": [[conv(2 * i, i), conv(i, i)] for i, _ in pairs],
             "out": conv(widths[0], shape[1], 1),

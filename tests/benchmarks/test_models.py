@@ -1,4 +1,4 @@
-"""Whole networks at their small sizes: inside `in_place_of_lax` values and gradients are lax's, and products are rewritten where claimed."""
+"""Whole networks at their small sizes: values and gradients are lax's, and jaxext rewrites products where claimed."""
 
 import dataclasses
 
@@ -6,8 +6,9 @@ import jax
 import pytest
 
 import jaxext
-from benchmarks import models
+from benchmarks import models, pictures
 from benchmarks.models import compare
+from jaxext.tables import environment
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +42,15 @@ def test_a_difference_and_a_false_claim_are_noticed(monkeypatch):
         compare.check(network)
 
 
-def test_a_network_is_measured(capsys):
+def test_a_network_is_measured_and_drawn(tmp_path, capsys):
     network = compare.Network("dense", "jax", dense, (4,), (64,), (64,), rewritten=False)
-    assert compare.main([network], ["--rounds", "3"]) == 0
-    out = capsys.readouterr().out
-    assert "dense (jax " in out and out.count("over jaxext") == 2 and out.count(", error by") == 2
+    row = compare.measure(network, "float32", compare.build(network, "float32"), 3)
+    assert (
+        row["rewritten"] == [0, 2] and row["difference"] == {"forward": 0, "step": 0} and row["error"]["lax"] == row["error"]["jaxext"] > 0
+    )
+    assert compare.lines(row).count("over jaxext") == 2
+    pictures.networks({"rows": [row], "environment": environment.report()}, tmp_path / "a.svg")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert all(f">{words}</text>" in drawn for words in ("dense", "forward", "training step"))
     missing = dataclasses.replace(network, package="no-such-package")
     assert compare.main([missing], []) == 1 and "pip install no-such-package" in capsys.readouterr().out

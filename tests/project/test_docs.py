@@ -34,7 +34,7 @@ def as_users_run_it():
 
 
 def run(text, source):
-    """Yield what each block prints, and what the page says that it prints.  What needs a library of the extra `models` runs if it is there."""
+    """Yield what each block prints, and what the page says that it prints.  A block may need a missing library."""
     namespace = {"__name__": "page"}
     for block in BLOCK.finditer(text):
         if not all(map(importlib.util.find_spec, re.findall(r"^import (haiku|keras)\b", block[1], re.MULTILINE))):
