@@ -193,7 +193,7 @@ def speed(page: str) -> str:
     lines = ["| case | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     return "\n".join(lines) + _below(
-        f"Speedup over each alternative on a CPU (above 1 jaxext is faster): geometric mean over sizes, range in brackets. {_made(environment)}."
+        f"Speedup on a CPU over each alternative (above 1 jaxext wins): geometric mean over sizes (range). {_made(environment)}."
     )
 
 
