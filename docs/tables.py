@@ -86,14 +86,14 @@ def code(path: str, language: str, folder: str) -> str:
 
 
 def refusals(page: str) -> str:
-    """A row for each call; products with the same outcome share one."""
+    """A row for each call; primitives with the same outcome share one."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in json.loads((ROOT / "docs" / "operations" / "refusals.json").read_text())[page]:
         triton, cuda = (row[name].replace("|", "\\|") for name in ("triton", "cuda"))
         cuda = "the same" if cuda == triton != "yes" else cuda
         groups.setdefault((row["call"], triton, cuda, f"`{row['unnamed']}`"), []).append(row["product"])
     lines = [[call, ", ".join(products), *outcome] for (call, *outcome), products in groups.items()]
-    return _table(["call", "product", "`triton`", "`cuda`", "unnamed"], [], lines) + _below(
+    return _table(["call", "primitive", "`triton`", "`cuda`", "unnamed"], [], lines) + _below(
         "For an H100. *Unnamed*: what runs without a name if all kernels are [verified](../implementations.md#verified-kernels)."
     )
 
@@ -165,17 +165,17 @@ SPEED = {name: functools.partial(pairs, f"{name}_cpu.json", own_kind, {"jnp": "j
     "quantized_matmul": lambda: pairs(
         "quantized_cpu.json",
         lambda row: f"{row['row']}, {row['format']}",
-        {"dequantized": "dequantized first", "wide": "wide already"},
+        {"dequantized": "dequantized first", "wide": "unquantised"},
     ),
     "scaled_dot": lambda: pairs(
         "quantized_fp8_cpu.json",
         lambda row: f"{row['row']}, {row['format']}",
-        {"dequantized": "dequantized first", "wide": "wide already"},
+        {"dequantized": "dequantized first", "wide": "unquantised"},
     ),
     "ragged_scaled_dot": lambda: pairs(
         "quantized_experts_cpu.json",
         lambda row: row["format"],
-        {"dequantized": "dequantized first", "wide": "wide already"},
+        {"dequantized": "dequantized first", "wide": "unquantised"},
     ),
     "loops": lambda: pairs(
         "loops_cpu.json", lambda row: f"{row['row']}, {row['problem']}", {"lax": "lax in the loop", "unrolled": "lax without it"}
@@ -193,7 +193,7 @@ def speed(page: str) -> str:
     lines = ["| case | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     return "\n".join(lines) + _below(
-        f"Time of the other over jaxext's on a CPU: geometric mean over sizes (least to largest). {_made(environment)}."
+        f"Speedup on a CPU over each alternative (above 1 jaxext wins): geometric mean over sizes (range). {_made(environment)}."
     )
 
 
@@ -253,12 +253,12 @@ def fastest(part: str) -> str:
 
 # table -> its file, the columns that are words, those that are numbers, and the cells
 ROWS = {
-    "invariant": ("invariant_cpu", "product", "forward; gradient in x", of_invariant),
+    "invariant": ("invariant_cpu", "operation", "forward; gradient in x", of_invariant),
     "h100": ("h100", "row", "`triton`; `cuda`; `xla`; lax; lax over ours; error", gpu_rows),
     "models": (
         "models_cpu",
         "network, made with",
-        "products; forward, lax, ms; lax over jaxext; step, lax, ms; lax over jaxext",
+        "rewritten; forward, lax, ms; lax over jaxext; step, lax, ms; lax over jaxext",
         of_models,
     ),
     "models_costs": (
@@ -403,7 +403,7 @@ def splits(name: str) -> str:
     kinds = (
         f"A sample of {runs[0]['sample']} splits of each, seed {runs[0]['seed']}, under `jit` with automatic axes on simulated devices. "
         "*values*: the result is wrong. *gradients*: only those are. *abort*: the process ends. *error*: XLA refuses its own program. "
-        "*communication*: all is right, but data is sent although the split axes of operands and result agree."
+        "*communication*: results are right, but data is sent although the split axes of operands and result agree."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + _below(kinds)
 

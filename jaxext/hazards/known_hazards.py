@@ -155,7 +155,7 @@ EQUATION_HAZARDS = (
         holds=is_conv(lambda conv, e: conv.batch_groups > 1 and conv.mixes_groups),
         why="If the channels of the result are split into more parts than there are batch groups, XLA aborts the process. With a filter "
             "of size 1 the result is wrong instead, also if the batch is split into more parts."),
-    Hazard("batch of matmuls split otherwise", "wrong", page="lax-hazards.md#a-batch-of-products-whose-result-is-split-otherwise",
+    Hazard("batch of matmuls split otherwise", "wrong", page="lax-hazards.md#a-batch-of-matmuls-whose-result-is-split-differently",
         holds=exchanges_batch,
         why="If the batch of a matmul is split over one mesh axis and the contracted dimension over another of another size, and the batch "
             "of the result must be split over the second, its rows or columns over the first, XLA multiplies the wrong matrices."),
@@ -168,13 +168,13 @@ EQUATION_HAZARDS = (
         why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array and can abort the "
             "process."),
     Hazard("matmul with one number, reduced", "wrong", platforms=CPU,
-        page="lax-hazards.md#a-product-with-one-number-everywhere-then-a-reduction", holds=lambda equation: equation.one_number_reduced,
+        page="lax-hazards.md#a-matmul-with-one-number-everywhere-then-a-reduction", holds=lambda equation: equation.one_number_reduced,
         fix="use number * x.sum(-1, keepdims=True) instead of the matmul, or lax.reduce_precision(y, 8, 23) on its float32 result y",
         why="If the second factor of a matmul, or the filter of a convolution, holds the same number everywhere, and a result of 4,096 "
             "elements or more is reduced in the same jit, XLA's CPU backend fuses them into one kernel, whose results are wrong, infinite "
             "or NaN."),
     Hazard("narrow matmul, reduced", "wrong", platforms=CPU, fixed=(0, 11),
-        page="lax-hazards.md#a-product-with-a-few-columns-then-a-reduction", holds=lambda equation: equation.narrow_reduced,
+        page="lax-hazards.md#a-matmul-with-a-few-columns-then-a-reduction", holds=lambda equation: equation.narrow_reduced,
         why="If many rows (more than 128 KiB in one column) are multiplied by a few columns, as in a vmap over a small matrix and a "
             "vector, and the result is reduced in the same jit, XLA's CPU backend fuses them into one kernel, which is wrong for the "
             "rows beyond."),
