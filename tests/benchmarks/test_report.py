@@ -160,7 +160,7 @@ def test_a_row_fits_the_terminal(shown, width):
 def test_picture_of_ratios(tmp_path):
     pictures.ratios(report(*WHOLE.rows, row("m", "nn", tags=("matmul",), lax=30.0, xla=1.0)), tmp_path / "made" / "a.svg")
     shown = {(element.text or "").strip() for element in xml.etree.ElementTree.parse(tmp_path / "made" / "a.svg").iter()}
-    assert {"How many times faster than lax (3 measured, 1 slower)", "depthwise", "1.00×", "1 of 2", "matmul", "30.0×"} <= shown
+    assert {"On a CPU: how many times faster than lax (3 measured, 1 slower)", "depthwise", "1.00×", "1 of 2", "matmul", "30.0×"} <= shown
     text = (tmp_path / "made" / "a.svg").read_text()
     colours = {*re.findall(r"(?:fill|stroke): (#\w{6})", text.partition("</style>")[2])}
     assert "@media (prefers-color-scheme: dark)" in text and colours == {light.lower() for light in pictures.DARK_MODE}
