@@ -292,12 +292,13 @@ class Stored:
                 x = jaxpr.invars[eqn.invars.index(x)] if forwards else jaxpr.outvars[eqn.outvars.index(x)]
                 continue
             beyond: Any = eqn.outvars[0] if forwards else eqn.invars[0]
+            aval: Any = x.aval
             if eqn.primitive.name == "transpose":
                 order = eqn.params["permutation"]
                 axes = [axes[int(i)] for i in (order if forwards else np.argsort(order))]
-            elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, x.aval.shape, beyond.aval.shape)):
+            elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, aval.shape, beyond.aval.shape)):
                 axes = merged
-            elif eqn.primitive.name in RESHAPES and (kept := _without_ones(x.aval.shape, beyond.aval.shape)):
+            elif eqn.primitive.name in RESHAPES and (kept := _without_ones(aval.shape, beyond.aval.shape)):
                 axes = [axes[i] for i in kept]
             else:
                 break
