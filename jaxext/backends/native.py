@@ -26,7 +26,7 @@ SERIES = (13, 12)  # of CUDA, for which there are distributions, in order of pre
 class Kernels:
     """The installed distributions of compiled kernels."""
 
-    taken: str | None  # the import package of the one that is used
+    taken: str | None  # the import package of the one that has what a build from sources lacks
     name: str  # its distribution and version
     refused: Mapping[str, str]  # distribution and version -> the reason why it is not used
 
@@ -95,20 +95,15 @@ def kernels() -> Kernels:
 def _refused(series: int) -> str | None:
     """Return the reason why the installed distribution of a series does not fit this jaxext, or None."""
     try:
-        from jaxext import _cuda_build as own
-    except ImportError:
-        return "jaxext runs from its sources, want it installed: pip install ."
-    try:
-        built = importlib.import_module(f"jaxext_kernels_cu{series}._cuda_build")
+        own, built = (importlib.import_module(f"{package}._cuda_build") for package in (OWN, f"jaxext_kernels_cu{series}"))
     except ImportError as error:
         return f"it does not load: {error}"
-    wanted, found = ((build.SOURCES[:16], build.LAUNCHER[:16]) for build in (own, built))
+    wanted, found = ((build.SOURCES[:16], getattr(build, "LAUNCHER", "")[:16]) for build in (own, built))  # an older build has none
     if found == wanted:
         return None
-    version = importlib.metadata.version("jaxext")
     return (
-        f"was built of other sources ({'/'.join(found)}), jaxext {version} wants {'/'.join(wanted)}:"
-        f" pip install --find-links wheels --force-reinstall --no-deps jaxext-kernels-cu{series}=={version}"
+        f"was built of other sources ({'/'.join(found)}), this jaxext wants {'/'.join(wanted)}: make kernel-wheel in its"
+        f" clone, then pip install --find-links wheels --force-reinstall --no-deps jaxext-kernels-cu{series}"
     )
 
 

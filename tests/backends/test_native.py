@@ -21,6 +21,8 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxext._cuda_module", None)  # as if there were no such file
     monkeypatch.delattr("jaxext._cuda_module", raising=False)
     monkeypatch.setitem(sys.modules, "jaxext._launcher", None)
+    for name in [name for name in sys.modules if name.startswith("jaxext_kernels")]:  # one that is installed is found behind these
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
 
@@ -87,8 +89,13 @@ def test_one_of_other_sources_is_refused(installed, digests):
     assert found.taken is None and native.find("_launcher") is None
     for reason in (cuda_binding.missing(), launcher.missing()):
         assert reason and "(JAXEXT_CUDA=OFF); jaxext-kernels-cu13 0.1.0 is installed, but " in reason
-        assert ("pip install --find-links wheels --force-reinstall --no-deps jaxext-kernels-cu13==" in reason) == (digests is not None)
+        assert ("pip install --find-links wheels --force-reinstall --no-deps jaxext-kernels-cu13" in reason) == (digests is not None)
     assert installed(cu12=("0.2.0", OWN)).taken == "jaxext_kernels_cu12"
+
+
+def test_an_older_jaxext_knows_no_digest_of_its_launcher(installed, monkeypatch):
+    monkeypatch.delattr(sys.modules["jaxext._cuda_build"], "LAUNCHER")
+    assert installed(cu13=("0.2.0", OWN)).taken is None and f"wants {'a' * 16}/: make" in (cuda_binding.missing() or "")
 
 
 def test_a_build_from_sources_comes_first(installed, monkeypatch):

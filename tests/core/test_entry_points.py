@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-import sys, warnings
+import sys, threading, warnings
 import jax, jax.numpy as jnp, jaxext
 
 assert not {"broken", "theirs"} & {*sys.modules}
@@ -19,9 +19,17 @@ with warnings.catch_warnings(record=True) as warned:
     (warned,) = [str(each.message) for each in warned]
 assert warned == "broken-kernels 1.0: the kernels 'a' (broken:register) do not load: ZeroDivisionError: of theirs", warned
 print(jax.jit(lambda a, b: jaxext.matmul(a, b))(jnp.ones((2, 3)), jnp.ones((3, 5)))[0, 0])
+import theirs
+
+for thread in threading.enumerate():
+    if thread is not threading.current_thread():
+        thread.join()
+assert theirs.of_threads == [7.0] * 3, theirs.of_threads  # those that began while it was loaded
 """
 THEIRS = """
+import threading, time
 import jax.numpy as jnp
+import jaxext
 from jaxext import extend
 
 NUMBER = jnp.float32(7)  # an array, though a program is traced now
@@ -35,7 +43,16 @@ class Theirs(extend.Implementation):
     def run(self, call, config, operands):
         return jnp.full(call.shape, NUMBER)
 
+of_threads = []
+
+def call():
+    of_threads.append(float(jaxext.matmul(jnp.ones((4, 3)), jnp.ones((3, 4)), implementation="theirs")[0, 0]))
+
 def register():
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)  # they wait for what is loaded
     extend.register("matmul", Theirs())
 """
 PACKAGES = {"broken": "def register():\n    raise ZeroDivisionError('of theirs')\n", "theirs": THEIRS}
