@@ -32,7 +32,8 @@ _HINTS = {
     r"crt/.*": "CUDA's package nvidia-cuda-crt has this header, as has a CUDA toolkit",
     r"(nv|cuda|cub|thrust)/.*": "CUDA's package nvidia-cuda-cccl has this header, as has a CUDA toolkit",
     r"(cuda|cooperative_groups|mma|vector_)\w*\.h": "CUDA's package nvidia-cuda-runtime has this header, as has a CUDA toolkit",
-    r"std\w+\.h|[a-z_]+": "NVRTC has no standard library: <cuda/std/cstdint> and others are in the package nvidia-cuda-cccl",
+    r"(std\w+|assert|float|limits|math|string)\.h|[a-z_]+": "NVRTC has no standard library, but has the functions of <math.h> without it;"
+    " <cuda/std/cstdint> and others are in the package nvidia-cuda-cccl",
 }
 _GETTERS = {"log": "ProgramLog", "ptx": "PTX", "cubin": "CUBIN"}
 

@@ -143,7 +143,7 @@ def doctor(fun: Callable, *, platform: str | None = None, gradients: bool | None
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings, and returns a
       `Report`: print it, read its `findings`, or assert that it is `ok`.  A sharding may be on a `jax.sharding.AbstractMesh`, of devices
-      that need not be here.  Arguments that hold no array are static.  Times that are measured are in milliseconds.
+      that need not be here.  Leaves of the arguments that are no arrays are static.  Times that are measured are in milliseconds.
 
     Examples:
       >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()

@@ -148,7 +148,8 @@ def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Expl
 
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, and returns an `Explanation`: print it,
-      or read its `rows`.  Arguments that hold no array, such as strides, are static.  Times that are estimated are in milliseconds.
+      or read its `rows`.  Leaves of the arguments that
+      are no arrays, such as strides, are static.  Times that are estimated are in milliseconds.
 
     Examples:
       >>> (row,) = explain(jaxext.matmul, platform="cpu")(jnp.ones((2, 3)), jnp.ones((3, 4))).rows

@@ -77,8 +77,8 @@ def tune(
 
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings, and returns a
-      `Tuned`: print it, read its `rows`, whose times are in milliseconds, or pass it to `use_table`.  Arguments that hold no array are
-      static.
+      `Tuned`: print it, read its `rows`, whose times are in milliseconds, or pass it to `use_table`.  Leaves of the arguments that are no
+      arrays are static.
 
     Examples:
       >>> x, w = jnp.ones((64, 32)), jnp.ones((32, 16))

@@ -41,7 +41,7 @@ def test_keywords_are_those_of_the_function(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["explain", "tune", "doctor"])
 def test_arguments_without_an_array_are_static(name, tmp_path):
-    """Strides, names and numbers; a pytree with one array is not."""
+    """Strides, names and numbers; of a pytree with arrays the other leaves, such as a module's activation."""
     x, w = jax.ShapeDtypeStruct((1, 2, 8, 8), jnp.float32), jax.ShapeDtypeStruct((2, 2, 3, 3), jnp.float32)
     tool = tools(tmp_path)[name]
     assert tool(jaxext.conv)(x, w, (1, 1), "SAME")
@@ -50,9 +50,11 @@ def test_arguments_without_an_array_are_static(name, tmp_path):
 
     def noted(tree, n, *, how):
         seen.append((tree["x"], n, how))
-        return jaxext.matmul(tree["x"], tree["x"].T).sum()  # whose gradient in y is a literal
+        assert tree["f"] is jnp.tanh and tree["y"] == 2.0
+        return jaxext.matmul(tree["x"], tree["x"].T).sum()
 
-    tool(noted)({"x": X, "y": 2.0}, 3, how="a")
+    tool(noted)({"x": X, "y": 2.0, "f": jnp.tanh}, 3, how="a")
+    tool(noted)(n=3, how="a", tree={"x": X, "y": 2.0, "f": jnp.tanh})
     assert seen and all(isinstance(x, Tracer) and (n, how) == (3, "a") for x, n, how in seen)
     assert repr(tool(jaxext.linear)).endswith("to be called with the arguments of that function")
 

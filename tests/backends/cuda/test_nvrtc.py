@@ -103,7 +103,8 @@ def test_warnings_are_in_the_log_and_options_are_passed():
             [],
             ["uses too much shared data"],
         ),
-        (f"#include <cstdint>\n{SCALE}", "scale", [], ["scale.cu(1): ", "NVRTC has no standard library: <cuda/std/cstdint>"]),
+        (f"#include <math.h>\n{SCALE}", "scale", [], ["scale.cu(1): ", "the functions of <math.h> without it"]),
+        (f"#include <cstdint>\n{SCALE}", "scale", [], ["scale.cu(1): ", "NVRTC has no standard library", "<cuda/std/cstdint>"]),
         (f"{SCALE}\0", "scale", [], ["source has a null character"]),
     ],
 )
