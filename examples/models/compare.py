@@ -49,7 +49,7 @@ class Network:
       package: what `pip install` calls the library that has the network, or its layers.
       make: the function of a size that makes the model.
       small, cpu, gpu: sizes for a test, for a CPU and for a GPU.
-      rewritten: whether jaxext computes some products otherwise than lax on a CPU.
+      rewritten: whether jaxext computes some operations otherwise than lax on a CPU.
       float64: whether the network computes in float64 if its arguments are float64.
     """
 
@@ -165,7 +165,7 @@ def difference(result: Any, truth: Any) -> float:
 
 
 def rewritten(function: Callable, arguments: tuple) -> list[int]:
-    """Return how many products jaxext computes otherwise than lax, and how many there are."""
+    """Return how many operations jaxext computes otherwise than lax, and how many there are."""
     rows = jaxext.explain(function)(*arguments).rows
     as_lax = [row.chosen == "xla" and row.how.partition(" ")[0] in AS_LAX for row in rows]
     return [sum(row.times for row, same in zip(rows, as_lax, strict=True) if not same), sum(row.times for row in rows)]
@@ -187,8 +187,8 @@ def check(network: Network) -> str:
             results.append(jax.jit(lambda *arguments, f=forward, g=step: (f(*arguments), *g(*arguments)))(*arguments))
         apart, (count, of) = difference(*results[::-1]), rewritten(functions["step"]["jaxext"], arguments)
     assert apart < ROUNDING[dtype], f"{network.name}: jaxext differs from lax by {apart:.0e}"
-    assert (count > 0) == network.rewritten, f"{network.name}: {count} of {of} products of a step are rewritten"
-    return f"{network.name}: jaxext differs from lax by {apart:.0e} in {dtype}; {count} of {of} products of a step are rewritten"
+    assert (count > 0) == network.rewritten, f"{network.name}: {count} of {of} operations of a step are rewritten"
+    return f"{network.name}: jaxext differs from lax by {apart:.0e} in {dtype}; {count} of {of} operations of a step are rewritten"
 
 
 def build(network: Network, dtype: str) -> tuple[dict[str, dict[str, timing.Program]], Callable | None]:
@@ -246,7 +246,7 @@ def measure(network: Network, dtype: str, built: tuple, rounds: int) -> dict:
 def lines(row: dict) -> str:
     """Return a line for each part: lax's costs, and jaxext's relative to them."""
     errors = "".join(f", error by {library} {error:.0e}" for library, error in row["error"].items())
-    text = "{} ({}): {} of {} products of a step rewritten".format(row["network"], row["package"], *row["rewritten"]) + errors
+    text = "{} ({}): {} of {} operations of a step rewritten".format(row["network"], row["package"], *row["rewritten"]) + errors
     for part in PARTS:
         lax, ours, (least, ratio, most) = (row[part][of] for of in ("lax", "jaxext", "lax over jaxext"))
         text += f"\n  {part:7} lax {lax['ms'][1]:5.0f} ms, over jaxext {ratio:5.2f} ({least:.2f} to {most:.2f})"

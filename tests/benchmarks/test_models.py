@@ -1,4 +1,4 @@
-"""Whole networks at their small sizes: values and gradients are lax's, and jaxext rewrites products where claimed."""
+"""Whole networks at their small sizes: values and gradients are lax's, and jaxext rewrites operations where claimed."""
 
 import dataclasses
 
@@ -33,8 +33,8 @@ def dense(size):
 
 def test_a_difference_and_a_false_claim_are_noticed(monkeypatch):
     network = compare.Network("dense", "jax", dense, (4,), (4,), (4,), rewritten=False)
-    assert "0 of 2 products of a step are rewritten" in compare.check(network)
-    with pytest.raises(AssertionError, match="0 of 2 products"):
+    assert "0 of 2 operations of a step are rewritten" in compare.check(network)
+    with pytest.raises(AssertionError, match="0 of 2 operations"):
         compare.check(dataclasses.replace(network, rewritten=True))
     wrong = lambda function: lambda *arguments: jax.tree.map(lambda x: x * (1 + 1e-6), function(*arguments))
     monkeypatch.setattr(jaxext, "in_place_of_lax", lambda: wrong)
