@@ -17,8 +17,14 @@ def as_users_run_it():
         yield
 
 
+SHORT = ("MobileNetV1", "MobileNetV3Small")  # of the scripts that have several large networks
+LONG = {
+    network.name for script in models.SCRIPTS if len(script.NETWORKS) > 1 for network in script.NETWORKS if network.package != "equinox"
+} - {*SHORT}
+
+
 @pytest.mark.filterwarnings("ignore")  # of others' packages
-@pytest.mark.parametrize("name", models.NETWORKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in models.NETWORKS])
 def test_values_and_gradients_are_those_of_lax(name):
     network = models.NETWORKS[name]
     if network.missing:
