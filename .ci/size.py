@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-FOLDERS = ("jaxext", "kernels", "csrc", "ptxsim", "tests", "benchmarks", "docs", "examples")
+FOLDERS = ("jaxext", "kernels", "csrc", "ptxsim", "tests", "benchmarks", "docs", "examples", "packaging")
 DATA = {".json", ".jsonl", ".csv", ".npz"}
 PICTURES = {".svg", ".png", ".ipynb"}
 

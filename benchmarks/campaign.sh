@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A machine with a GPU that is lent for minutes, in three calls.  Each ends itself within SECONDS.
 #
-#     benchmarks/campaign.sh A SECONDS    contact: python -m jaxext verify, every kernel once, against float64
+#     benchmarks/campaign.sh A SECONDS    contact: python -m jaxext verify, each kind of kernel against float64
 #     benchmarks/campaign.sh B SECONDS    the headline rows (headline.py)
 #     benchmarks/campaign.sh C SECONDS    what was not right in A, again; rows of B that are missing; tuning of eight products, by which the
 #                                         kernels' models are calibrated; Nsight Compute on the two largest gaps

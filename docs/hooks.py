@@ -68,15 +68,16 @@ def on_nav(nav, config, files):
 
 
 def on_post_build(config):
-    """Write llms.txt: a line for each page, with its first paragraph."""
-    lines = [f"- [{page.title}]({page.url}){summary(page.markdown)}" for page in on_nav.pages]
-    text = f"# {config.site_name}\n\n> {config.site_description}\n\n" + "\n".join(lines) + "\n"
+    """Write llms.txt: a line for each page, with its first sentence."""
+    lines = [f"- [{page.title}]({page.url}): {summary(page)}" for page in on_nav.pages]
+    text = f"# {config.site_name}\n\n> {config.site_description}\n\n## Pages\n\n" + "\n".join(lines) + "\n"
     (pathlib.Path(config.site_dir) / "llms.txt").write_text(text)
 
 
-def summary(markdown: str) -> str:
-    """Return the first sentence of a page, without links, behind a colon."""
-    paragraphs = re.split(r"\n\s*\n", re.sub(r"<!--.*?-->|^```.*?^```", "", markdown, flags=re.DOTALL | re.MULTILINE))
+def summary(page) -> str:
+    """Return the first sentence of a page, without links.  Raises ValueError if it has none."""
+    paragraphs = re.split(r"\n\s*\n", re.sub(r"<!--.*?-->|^```.*?^```", "", page.markdown, flags=re.DOTALL | re.MULTILINE))
     prose = (" ".join(tables.LINK.sub(r"\1", text).split()) for text in paragraphs if re.match(r"[A-Za-z`\[*]", text))
-    sentence = re.split(r"(?<=[.:]) ", next(prose, ""))[0]
-    return f": {sentence}" if sentence else ""
+    if not (first := next(prose, "")):
+        raise ValueError(f"llms.txt: {page.file.src_uri} has no sentence")
+    return re.split(r"(?<=\.) ", first)[0].removesuffix(":")

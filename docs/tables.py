@@ -2,7 +2,7 @@
 
     python docs/tables.py     # writes the tables, the figures and the lists of names anew
 
-A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`, a figure between `<!-- figure: commit cpu -->` and
+A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`, a figure between `<!-- figure: status -->` and
 `<!-- end -->`.  Speed comes from benchmarks/results, where each file holds what was measured last; refusals from
 docs/operations/refusals.json; what is verified from the package's record.  `tests/project/test_docs_pages.py` fails where a page is not
 what this would write.
@@ -370,10 +370,6 @@ def status() -> str:
     return "; ".join(found)
 
 
-def commit(name: str) -> str:
-    return json.loads((RESULTS / f"{name}.json").read_text())["environment"]["commit"][:7]
-
-
 def spread(name: str, other: str, row: str = "") -> str:
     """The least and the largest of another program's time over jaxext's, in all rows or in those of one kind."""
     rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
@@ -441,7 +437,7 @@ TABLES = {
     "verified": verified,
     "shardings": shardings,
 }
-FIGURES: dict[str, Callable[..., str]] = {"status": status, "fastest": fastest, "commit": commit, "spread": spread}
+FIGURES: dict[str, Callable[..., str]] = {"status": status, "fastest": fastest, "spread": spread}
 
 if __name__ == "__main__":
     for page in PAGES:

@@ -88,7 +88,7 @@ class KernelImplementation(Implementation, abc.ABC):
 
     @abc.abstractmethod
     def refuses_problem(self, problem: Any) -> str | None:
-        """The reason why no kernel takes the problem, or None."""
+        """Return the reason why no kernel takes the problem, or None."""
 
     def multiplied(self, problem: Any) -> str:
         """Return how float32 factors of a supported problem are multiplied, by its name in kernels."""
@@ -166,7 +166,7 @@ class KernelPlan(Plan):
         return record.unverified(implementation.name, self.kind(config), self.call.arch, implementation.compiler())
 
     def _small(self) -> str | None:
-        """The reason for leaving a small call to XLA, which fuses it, or None."""
+        """Return the reason for leaving a small call to XLA, which fuses it, or None."""
         least = least_seconds(self.call, self.problem, self.implementation.multiplied(self.problem))
         if least >= SMALL_SECONDS:
             return None

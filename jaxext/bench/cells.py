@@ -253,7 +253,7 @@ def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool, known: Mapping[st
 
 
 def lost() -> str | None:
-    """The reason if the device has stopped working, or None: after an illegal access every later program of the process fails."""
+    """Return the reason if the device has stopped working, or None: after an illegal access every later program of the process fails."""
     try:
         np.asarray(jnp.arange(2) + 1)
     except Exception as error:

@@ -22,7 +22,7 @@ WORDS = {2: jnp.uint16, 4: jnp.uint32}
 
 
 def refusal(case: Case) -> str | None:
-    """The reason if cuBLAS does not measure this case, or None; reasons of the case come before those of the machine."""
+    """Return the reason if cuBLAS does not measure this case, or None; reasons of the case come before those of the machine."""
     if case.role not in ("nn", "nt", "tn") or len(case.shapes[0]) != 2:
         return "cuBLAS is called for single products of matrices"
     if set(case.dtypes) - TYPES.keys() or len(set(case.dtypes)) > 1 or any(case.how.values()):

@@ -15,7 +15,7 @@ SCALES = {"x_scale": "S", "w_scale": "J", "y_scale": "J"}  # of products of scal
 
 
 def missing() -> str | None:
-    """The reason if nothing can be compiled here, or None."""
+    """Return the reason if nothing can be compiled here, or None."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install 'jaxext[triton]'"
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -54,7 +54,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def verify(options) -> int:
-    """Run every kernel once on the GPU of this machine, compare with float64, and store which kinds of kernels are right.
+    """Check each kind of kernel on the GPU of this machine against float64, and store which kinds are right.
 
     Calls that name no implementation use only verified kernels.  Kernels run in worker processes, so a hang or a crash is reported like a
     wrong result.  The exit status is 1 if a kernel failed, and 2 if there is no GPU.
@@ -149,7 +149,7 @@ def _controller(options, log: Log, module: ModuleType) -> Controller:
 
 
 def _no_gpu() -> str | None:
-    """The reason why nothing can be verified here, or None."""
+    """Return the reason why nothing can be verified here, or None."""
     try:
         environment.capability("cuda")
     except RuntimeError as error:

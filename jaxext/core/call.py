@@ -143,6 +143,6 @@ def no_kernel(call: Call, platform: str) -> str | None:
 
 
 def symbolic_size(call: Call) -> str | None:
-    """The reason why no implementation that needs static sizes can run in this program, or None."""
+    """Return the reason why no implementation that needs static sizes can run in this program, or None."""
     symbolic = [label for label, size in call.sizes.items() if not isinstance(size, int)]
     return f"the size of {symbolic[0]} is symbolic, want a number" if symbolic else None

@@ -58,7 +58,7 @@ class Launched(Implementation):
         return self.lacks(call) or self._refusal(call)
 
     def lacks(self, call: Call) -> str | None:
-        """The reason why no kernel can run there, or None."""
+        """Return the reason why no kernel can run there, or None."""
         return (
             no_kernel(call, "cuda")
             or (None if _target.named() else launcher.missing())

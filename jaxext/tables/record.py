@@ -85,7 +85,7 @@ def _outcomes(entries: Sequence[Entry], arch: int) -> dict[tuple[str, str], Veri
 
 
 def _ignored_reason(entries: Sequence[Entry], arch: int) -> str:
-    """The reason why none of these entries holds for this capability."""
+    """Return the reason why none of these entries holds for this capability."""
     there = sorted({(entry.capability or 0) / 10 for entry in entries})
     if arch / 10 in there:
         return f"for {arch / 10} it verified another build of jaxext: verify again"

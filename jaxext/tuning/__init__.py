@@ -1,1 +1,1 @@
-"""`tune` measures the implementations of a function's products; `explain` shows which ones are chosen."""
+"""`tune` measures the implementations of a function's operations; `explain` shows which ones are chosen."""

@@ -1,4 +1,4 @@
-"""`explain`: lists the products of a function and the implementation chosen for each, by walking its jaxpr.  Nothing is run."""
+"""`explain`: lists the operations of a function and the implementation chosen for each, by walking its jaxpr.  Nothing is run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxext.tuning.walk import Step, jaxprs_in, walk
 
 NOTHING = "no operation of jaxext (lax's own are listed inside jaxext.in_place_of_lax(), or with --in-place-of-lax on the command line)"
 WIDTH = 120  # columns, beyond which details are folded
-# The algorithms of `xla` that are lax's own product, or do not differ in what they compute; and those that lax has no product for.
+# The algorithms of `xla` that are lax's own operation, or do not differ in what they compute; and those that lax has no operation for.
 AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")
 JITS = ("jit", "pjit")  # what jax calls it, by version
 RESHAPES = ("reshape", "broadcast_in_dim", "squeeze", "reduce_sum")  # by which programs and derivatives add and remove sizes of 1
@@ -36,7 +36,7 @@ RESHAPES = ("reshape", "broadcast_in_dim", "squeeze", "reduce_sum")  # by which 
 
 @dataclasses.dataclass(frozen=True)
 class Explained:
-    """One product and the choice of its implementation."""
+    """One operation and the choice of its implementation."""
 
     op: str
     operands: tuple[str, ...]
@@ -47,7 +47,7 @@ class Explained:
     precision: str  # of the call or of `jax.default_matmul_precision`: "highest", or "default,highest" if the factors have two
     multiplies: str  # in how many bits factors are multiplied, such as "TF32: 11 bits"; empty if these are all that they have, or unknown
     expected: tuple[str, ...]  # costs of the implementation's algorithms, if it expects some, the first being that of its own choice
-    times: int  # counts equal products, and the steps of a scan around them
+    times: int  # counts equal operations, and the steps of a scan around them
     chosen: str | None  # the implementation
     how: str  # its algorithm with its parts, such as "phases of lax", or "composition of dot_general" of an operation that no kernel fuses
     why: str  # it was chosen: preferred, named, or measured in the row of this `problem` in the active table (see `tune`)
@@ -58,15 +58,15 @@ class Explained:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The products of a function, in program order.
+    """The operations of a function, in program order.
 
-    `str` formats them as a table of two lines per product, of `shapes`, with reasons and a summary below it.
+    `str` formats them as a table of two lines per operation, of `shapes`, with reasons and a summary below it.
 
     An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad
     are a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter
     w, output y).  Their axes have the order of the form: channels last; filters as output channels, space, input channels; groups as an
     axis before the channels.  `shapes` and `layout` are the shapes and the order of axes in the program, before the transposes of the
-    operands and after those of the result; of equal products with several layouts, the shapes of the first.
+    operands and after those of the result; of equal operations with several layouts, the shapes of the first.
     """
 
     platform: str
@@ -102,7 +102,7 @@ def _folded(text: str, first: str, others: str) -> str:
 
 
 def _computed(row: Explained) -> str:
-    """Return how a product is computed, for the summary."""
+    """Return how an operation is computed, for the summary."""
     algorithm = row.how.partition(" ")[0]
     if row.chosen != "xla":
         return f"by {row.chosen or 'nothing'}"
@@ -137,7 +137,7 @@ def geometry(window: Window) -> str:
 
 
 def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Explanation]:
-    """Return a function of the arguments of `fun` that lists its jaxext products, with the implementation that computes each.
+    """Return a function of the arguments of `fun` that lists its jaxext operations, with the implementation that computes each.
 
     It traces `fun` and runs nothing.  To see a backward pass, explain `jax.grad(loss)`.  Every branch of a `cond` counts.  Shapes are those
     of the program as written: per device inside a `shard_map`, global under `jit`, where XLA decides the shardings later.
@@ -185,14 +185,14 @@ def known_platform(asked_by: str, platform: str | None) -> str:
 
 
 def call_of(eqn: JaxprEqn, platform: str) -> Call:
-    """The call of a product's equation, as one device would make it."""
+    """The call of an operation's equation, as one device would make it."""
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
     return form.call(open, avals, platform=platform, arch=compute_capability(platform), partitioner=Partitioner.NOBODY, **eqn.params)
 
 
 def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], Choice]:
-    """The call of a product's equation, as one device would make it, what was measured of it, and the choice."""
+    """The call of an operation's equation, as one device would make it, what was measured of it, and the choice."""
     form, _ = owner[eqn.primitive]
     call = call_of(eqn, platform)
     named = eqn.params["static"].implementation

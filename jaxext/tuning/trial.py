@@ -136,7 +136,7 @@ def measure(call: Call, most: int, clock: timing.Clock, tolerance: float | None 
 
 
 def _untried(plan: Plan | str, tolerance: float | None) -> str | None:
-    """The reason why no candidate of a plan is tried, or None."""
+    """Return the reason why no candidate of a plan is tried, or None."""
     if isinstance(plan, str):
         return plan
     return None if plan.in_the_norm and tolerance is not None else plan.only_if_named

@@ -1,4 +1,4 @@
-"""`tune`: measures the implementations of each product of a function, and stores the correct ones in a table.
+"""`tune`: measures the implementations of each operation of a function, and stores the correct ones in a table.
 
 The function and its gradient are lowered, and each `Call` that is looked up meanwhile is collected and measured (`trial`).
 """
@@ -58,22 +58,22 @@ def tune(
     table: str | os.PathLike | None = None,
     progress: Callable[[Trial, int, int], None] | None = None,
 ) -> Callable[..., Tuned]:
-    """Return a function of the arguments of `fun` that measures the implementations of its products and stores the times in a table.
+    """Return a function of the arguments of `fun` that measures the implementations of its operations and stores the times in a table.
 
-    The function itself is not run.  Its jaxext products are run on random operands of the same shapes and dtypes, on the default device of
-    this machine.  New measurements of a product replace old ones.  Programs lowered later use the fastest correct candidate, which may be
-    XLA's, or the preferred one if the ranges of their times overlap.  The default table takes effect in later processes, since a process
-    reads it once.
+    The function itself is not run.  Its jaxext operations are run on random operands of the same shapes and dtypes, on the default device
+    of this machine.  New measurements of an operation replace old ones.  Programs lowered later use the fastest correct candidate, which
+    may be XLA's, or the preferred one if the ranges of their times overlap.  The default table takes effect in later processes, since a
+    process reads it once.
 
     Args:
       fun: a function of arrays, or pytrees of them, of any shapes and dtypes.
-      backward: whether to measure the products of its gradient in all floating-point arguments as well.
+      backward: whether to measure the operations of its gradient in all floating-point arguments as well.
       candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.
       tolerance: the largest relative error against float64, in the norm and of the largest element, for the random operands, with which an
         implementation is taken that is otherwise only taken by name, since its error is in the norm of the operands: "fft" of
         convolutions.  A float.  None: it is not measured.
       table: the file.  None is the default table, in the user's cache directory.
-      progress: called after each product with its `Trial`, the number of products done, and the total.
+      progress: called after each operation with its `Trial`, the number of operations done, and the total.
 
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings, and returns a
@@ -94,8 +94,8 @@ def tune(
       Exception: any error that JAX raises if `fun` cannot be differentiated.
 
     Warns:
-      UserWarning: a candidate's result is wrong, so it is not stored; measuring a product failed, so it is left out; or the function has no
-        jaxext products.
+      UserWarning: a candidate's result is wrong, so it is not stored; measuring an operation failed, so it is left out; or the function has
+        no jaxext operations.
     """
     if not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"tune: candidates is {format_value(candidates)}, want a whole number from 1 on")
