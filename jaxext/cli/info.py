@@ -70,7 +70,7 @@ def _verified(arch: str | None) -> dict:
     facts = {"compute capability": capability / 10, "right kinds": right, "wrong kinds": len(found.rows) - right}
     facts["compilers"] = ", ".join(
         sorted({verified.compiler for verified in found.rows.values()})
-    )  # with other compilers none of them holds
+    )  # of none else
     return facts | {"file": found.source if pathlib.Path(found.source).exists() else "jaxext's own alone", "ignored": found.ignored}
 
 
