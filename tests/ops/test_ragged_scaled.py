@@ -308,7 +308,7 @@ def test_scales_of_powers_of_two_alone():
     got = jax.jit(of_sizes(both, SHORT, preferred_element_type=jnp.float32))(x, w, poisoned(s, SHORT), t, ct)
     same(got, truth(x, w, SHORT, s, t, ct))
     for name, argnum in (("lhs_scale", 2), ("rhs_scale", 3)):
-        with pytest.raises(TypeError, match=f"ragged_scaled_dot: {name} is float8_e8m0fnu.*, want it constant"):
+        with pytest.raises(TypeError, match=f"ragged_scaled_dot: {name} is float8_e8m0fnu.*: want it constant"):
             jax.grad(lambda *args: of_sizes(call, SHORT)(*args).sum(), argnum)(x, w, s, t)
 
 

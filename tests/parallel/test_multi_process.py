@@ -45,9 +45,9 @@ def test_the_example(capsys):
     (same,) = {values for _, values in losses}
     first, *_, last = map(float, same.split())
     assert last < 0.7 * first
-    assert printed.count("4 of 8 devices (cpu) are its own") == 2
+    assert printed.count("4 of 8 devices (cpu) belong to it") == 2
     assert printed.count("films: (64, 12, 12, 8) in all, (32, 12, 12, 8) in this process") == 2
-    errors = re.findall(r"the other processes have the same; one device, alone, finds losses that differ by (\S+) at most", printed)
+    errors = re.findall(r"the other processes have the same; the losses of a single device differ by (\S+) at most", printed)
     assert len(errors) == 2 and all(float(error) < 1e-4 for error in errors)
 
 
