@@ -65,7 +65,10 @@ def test_they_are_loaded_on_first_use(tmp_path):
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-kernels\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[jaxext.kernels]\n{entry} = {name}:register\n")
-    env = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "JAX_PLATFORMS": "cpu",
+    }
     for way in ("named", "called"):
         done = subprocess.run([sys.executable, "-P", "-c", PROGRAM, way], env=env, cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "7.0\n"), done.stderr
