@@ -42,6 +42,7 @@ def test_a_difference_and_a_false_claim_are_noticed(monkeypatch):
     assert "0 of 2 operations of a step are rewritten" in compare.check(network)
     with pytest.raises(AssertionError, match="0 of 2 operations"):
         compare.check(dataclasses.replace(network, rewritten=True))
+    assert jax.numpy.isnan(compare.difference((jax.numpy.ones(1), jax.numpy.ones(1) * jax.numpy.nan), (jax.numpy.ones(1),) * 2))
     wrong = lambda function: lambda *arguments: jax.tree.map(lambda x: x * (1 + 1e-6), function(*arguments))
     monkeypatch.setattr(jaxext, "in_place_of_lax", lambda: wrong)
     with pytest.raises(AssertionError, match="differs from lax by 1e-06"):
