@@ -47,7 +47,7 @@ def ratios(report: Report, path: pathlib.Path) -> None:
     means = [mean for kind, rows in groups.items() if (mean := findings.mean(kind, rows, findings.DEFAULT, "lax"))]
     means.sort(key=lambda mean: mean.geometric_mean)
     rows, losers = (sum(getattr(mean, count) for mean in means) for count in ("rows", "losers"))
-    where = "a GPU" if "capability" in report.environment else "a CPU"
+    where = "a GPU" if report.environment.get("capability") else "a CPU"
     title = f"On {where}: how many times faster than lax ({rows} measured, {losers} slower)"
     _save(path, title, _where(report.environment, report.reduced), len(means), lambda axes: _draw(axes, means, groups))
 

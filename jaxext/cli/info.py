@@ -68,9 +68,7 @@ def _verified(arch: str | None) -> dict:
     found = record.read(capability)
     right = sum(verified.right for verified in found.rows.values())
     facts = {"compute capability": capability / 10, "right kinds": right, "wrong kinds": len(found.rows) - right}
-    facts["compilers"] = ", ".join(
-        sorted({verified.compiler for verified in found.rows.values()})
-    )  # of none else
+    facts["compilers"] = ", ".join(sorted({verified.compiler for verified in found.rows.values()}))  # of none else
     return facts | {"file": found.source if pathlib.Path(found.source).exists() else "jaxext's own alone", "ignored": found.ignored}
 
 
