@@ -22,7 +22,6 @@ from jax import lax
 import jaxext
 from jaxext.bench.heap import keep_freed_memory
 from jaxext.tuning import timing
-from jaxext.tuning.explain import AS_LAX
 
 CLASSES = 1000
 ROUNDING = {"float32": 1e-2, "float64": 1e-7}  # the largest difference from lax, in the norm: batch norms enlarge rounding
@@ -167,8 +166,7 @@ def difference(result: Any, truth: Any) -> float:
 def rewritten(function: Callable, arguments: tuple) -> list[int]:
     """Return how many operations jaxext computes otherwise than lax, and how many there are."""
     rows = jaxext.explain(function)(*arguments).rows
-    as_lax = [row.chosen == "xla" and row.how.partition(" ")[0] in AS_LAX for row in rows]
-    return [sum(row.times for row, same in zip(rows, as_lax, strict=True) if not same), sum(row.times for row in rows)]
+    return [sum(row.times for row in rows if not row.as_lax), sum(row.times for row in rows)]
 
 
 def check(network: Network) -> str:

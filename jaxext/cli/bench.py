@@ -70,11 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
     how.add_argument("--brief", action="store_true", help="on a GPU, measure only times of kernels with a cold L2 cache")
     how.add_argument("--resume", action="store_true", help="continue the report in --json; cases in which an earlier run died come last")
-    told = parser.add_argument_group("output")
-    told.add_argument("--list", action="store_true", help="list the names of the cases, and measure nothing")
-    says_json(told)
-    told.add_argument("--read", metavar="REPORT", help="summarize an earlier report, and measure nothing")
-    told.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument("--list", action="store_true", help="list the names of the cases, and measure nothing")
+    says_json(output)
+    output.add_argument("--read", metavar="REPORT", help="summarize an earlier report, and measure nothing")
+    output.add_argument(
         "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="show what changed from one report to another, and measure nothing"
     )
 

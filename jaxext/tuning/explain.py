@@ -55,6 +55,11 @@ class Explained:
     refused: dict[str, str]  # every other implementation -> the reason why it was not chosen
     problem: str | None  # its key in tables; None if a size is symbolic
 
+    @property
+    def as_lax(self) -> bool:
+        """Whether lax's own operation computes it, or one that does not differ in what it computes."""
+        return self.chosen == "xla" and self.how.partition(" ")[0] in AS_LAX
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -103,12 +108,11 @@ def _folded(text: str, first: str, others: str) -> str:
 
 def _computed(row: Explained) -> str:
     """Return how an operation is computed, for the summary."""
-    algorithm = row.how.partition(" ")[0]
     if row.chosen != "xla":
         return f"by {row.chosen or 'nothing'}"
-    if algorithm in COMPOSED:
+    if row.how.partition(" ")[0] in COMPOSED:
         return "composed"
-    return "as lax" if algorithm in AS_LAX else "rewritten"
+    return "as lax" if row.as_lax else "rewritten"
 
 
 def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[str]:
@@ -148,8 +152,8 @@ def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Expl
 
     Returns:
       a function that takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s in place of arrays, and returns an `Explanation`: print it,
-      or read its `rows`.  Leaves of the arguments that
-      are no arrays, such as strides, are static.  Times that are estimated are in milliseconds.
+      or read its `rows`.  Leaves of the arguments that are no
+      arrays, such as strides, are static.  Times that are estimated are in milliseconds.
 
     Examples:
       >>> (row,) = explain(jaxext.matmul, platform="cpu")(jnp.ones((2, 3)), jnp.ones((3, 4))).rows

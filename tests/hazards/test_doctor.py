@@ -557,9 +557,9 @@ def module(tmp_path, monkeypatch):
 )
 def test_command(arguments, status, module, capsys):
     assert command.main([*CALL, *arguments, "--json"]) == status
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] == (status == 0)
-    assert (GROUPED in {finding["issue"] for finding in told["findings"]}) == (status == 1)
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] == (status == 0)
+    assert (GROUPED in {finding["issue"] for finding in report["findings"]}) == (status == 1)
     assert command.main([*CALL, *arguments]) == status
     assert re.match(r"\d+ operations? of lax on ", capsys.readouterr().out)
 

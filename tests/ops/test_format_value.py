@@ -42,7 +42,7 @@ class Broken:
 class Mine(extend.Implementation):
     """Named, of a version, and with a method that gives an array where a reason is wanted."""
 
-    name, version = "mine_told", "1"
+    name, version = "mine_typed", "1"
 
     def refuses(self, call) -> Any:
         return A
@@ -86,7 +86,7 @@ def test_a_value_is_a_short_line():
 
 
 def operation() -> Any:
-    return extend.define("told_product", x="B M K", w="B K N", y="B M N")
+    return extend.define("typed_product", x="B M K", w="B K N", y="B M N")
 
 
 def declared(**given) -> Any:
@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "operands": (lambda: declared(operands=AS), "operands of declared_operation is [float32[50,40]], want"),
     "an operand's labels": (lambda: declared(operands={"x": A}), "x of declared_operation is float32[50,40], want"),
     "a word": (lambda: declared(unsharded=A), "unsharded of declared_operation is float32[50,40], want"),
-    "a call": (lambda: operation()(AS, A), "told_product: x is [float32[50,40]], want"),
+    "a call": (lambda: operation()(AS, A), "typed_product: x is [float32[50,40]], want"),
     "arguments": (lambda: testing.check_op(jnp.sin, jnp.sin, A), "args is float32[50,40], want"),
     "what is skipped": (lambda: testing.check_op(jnp.sin, jnp.sin, (A,), skip=A), "skip is float32[50,40], want"),
     "a split": (lambda: testing.Split((A,), jax.P()), "args and result have [float32[50,40]], want"),
@@ -156,7 +156,7 @@ def test_a_wrong_call_with_large_arrays(call, text):
 def test_a_wrong_answer_of_an_implementation():
     product = operation()
     extend.register(product, Mine())
-    said = r"told_product_\w+: `refuses` of implementation 'mine_told' returned float32\[50,40\], want"
+    said = r"typed_product_\w+: `refuses` of implementation 'mine_typed' returned float32\[50,40\], want"
     with pytest.raises(TypeError, match=said) as raised:
-        product(A[None], A.T[None], implementation="mine_told")
+        product(A[None], A.T[None], implementation="mine_typed")
     assert "0.25" not in str(raised.value)

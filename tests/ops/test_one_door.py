@@ -101,8 +101,8 @@ def test_bench_of_a_users_module(tmp_path, monkeypatch, capsys):
     for option in ("--implementation", "--without"):
         with pytest.raises(SystemExit, match="2"):
             command.main([*asked, option, "one_door_yours"])
-        told = capsys.readouterr().err
-        assert f"{option}: unknown 'one_door_yours', want one of " in told and "xla" in told and "one_door_mine" in told
+        error = capsys.readouterr().err
+        assert f"{option}: unknown 'one_door_yours', want one of " in error and "xla" in error and "one_door_mine" in error
     with pytest.raises(SystemExit, match="2"):
         command.main(["bench", "--import", "one_door_nowhere", "--list"])
 

@@ -204,7 +204,7 @@ CONV = jaxext.conv_general_dilated
 CONV_BIAS_ACT = functools.partial(jaxext.conv_bias_act, window_strides=(2, 2), activation="relu", dimension_numbers=NHWC)
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
+@pytest.mark.parametrize(("arguments", "geometry"), [
     (((1, 1), "VALID"), "stride 1; "),
     (((1, 1), "SAME"), "stride 1, padding 1; "),
     (((2, 1), [(0, 1), (2, 2)]), "stride 2x1, padding 0:1/2; "),
@@ -212,9 +212,9 @@ CONV_BIAS_ACT = functools.partial(jaxext.conv_bias_act, window_strides=(2, 2), a
     (((1, 1), [(0, 0), (0, 0)], (1, 3)), "stride 1, input dilation 1x3; "),
     (((1, 1), [(-1, -1), (0, 0)]), "stride 1, padding -1/0; "),
 ])  # fmt: skip
-def test_geometry(arguments, told):
+def test_geometry(arguments, geometry):
     explanation = jaxext.explain(lambda x, w: CONV(x, w, *arguments))(struct(2, 3, 9, 9), struct(4, 3, 3, 3))
-    assert details(explanation)[0].startswith(told + "layout NCHW OIHW NCHW; precision")
+    assert details(explanation)[0].startswith(geometry + "layout NCHW OIHW NCHW; precision")
     (row,) = explanation.rows
     assert row.window is not None and row.window.stride == arguments[0]
 
