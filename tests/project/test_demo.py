@@ -69,5 +69,4 @@ def test_examples_that_need_the_extra_say_so():
         assert (extra in (ast.get_docstring(ast.parse(text)) or "")) == bool(imports), path
         need |= {path.stem} if imports else set()
     (line,) = [line for line in (folder.parent / "docs" / "gallery.md").read_text().splitlines() if extra in line]
-    assert need == {*re.findall(r"`(\w+)`", line.partition(" need ")[0])}
-    assert len(need) == 9
+    assert need == {*re.findall(r"`(\w+)`", line.partition(" need ")[0])} != set()
