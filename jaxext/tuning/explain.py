@@ -57,7 +57,7 @@ class Explained:
 
     @property
     def as_lax(self) -> bool:
-        """Whether lax's own operation computes it, or one that does not differ in what it computes."""
+        """True if lax's own operation computes it, or one that does not differ in what it computes."""
         return self.chosen == "xla" and self.how.partition(" ")[0] in AS_LAX
 
 
