@@ -139,7 +139,7 @@ def summary(gradients):
 def show_products(function, *args):
     print("\nThis runs: layers as matmuls of the whole batch, and for each weight's gradients a batch of outer products:")
     for row in jaxext.explain(function)(*args).rows:
-        print(f"  {row.times} x {row.op}   {' '.join(row.operands)} -> {row.result}")
+        print(f"  {row.times} x {row.op}   {' '.join(row.operands)} -> {' '.join(row.results)}")
 
 
 def init(sizes, seed):

@@ -27,6 +27,7 @@ from jaxext.tuning.tool import Tool
 from jaxext.tuning.walk import Step, jaxprs_in, walk
 
 NOTHING = "no operation of jaxext (lax's own are listed inside jaxext.in_place_of_lax(), or with --in-place-of-lax on the command line)"
+EXPECTED = "expected milliseconds to run + to compile, by algorithm of xla, the first is taken (100 calls pay for its compilation):"
 WIDTH = 120  # columns, beyond which details are folded
 # The algorithms of `xla` that are lax's own operation, or do not differ in what they compute; and those that lax has no operation for.
 AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")
@@ -40,10 +41,10 @@ class Explained:
 
     op: str
     operands: tuple[str, ...]
-    result: str
+    results: tuple[str, ...]  # one, or those of an operation with several, and what it saves for its derivative
     window: Window | None  # of a convolution: sizes, stride, padding and dilations for each spatial axis
-    layout: str  # of operands and result, as the program stores them
-    shapes: tuple[str, ...]  # likewise
+    layout: str  # of operands and results, as the program stores them
+    shapes: tuple[str, ...]  # likewise, of the results last
     precision: str  # of the call or of `jax.default_matmul_precision`: "highest", or "default,highest" if the factors have two
     multiplies: str  # in how many bits factors are multiplied, such as "TF32: 11 bits"; empty if these are all that they have, or unknown
     expected: tuple[str, ...]  # costs of the implementation's algorithms, if it expects some, the first being that of its own choice
@@ -68,10 +69,10 @@ class Explanation:
     `str` formats them as a table of two lines per operation, of `shapes`, with reasons and a summary below it.
 
     An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad
-    are a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter
+    are a convolution and its gradients in the input and the filter.  Operands and results are named by slot (a, b, c, or input x, filter
     w, output y).  Their axes have the order of the form: channels last; filters as output channels, space, input channels; groups as an
     axis before the channels.  `shapes` and `layout` are the shapes and the order of axes in the program, before the transposes of the
-    operands and after those of the result; of equal operations with several layouts, the shapes of the first.
+    operands and after those of the results; of equal operations with several layouts, the shapes of the first.
     """
 
     platform: str
@@ -83,23 +84,24 @@ class Explanation:
         cells = [("op", "times", "by", "operands", "result")]
         for row in self.rows:
             by = f"{row.chosen or 'nothing'} {row.how}".strip()
-            cells.append((row.op, str(row.times), by, " ".join(row.shapes[:-1]), row.shapes[-1]))
+            stored = len(row.operands)
+            cells.append((row.op, str(row.times), by, " ".join(row.shapes[:stored]), " ".join(row.shapes[stored:])))
         title, *lines = aligned(cells)
         reasons = {reason: i for i, reason in enumerate(dict.fromkeys(item for row in self.rows for item in row.refused.items()), 1)}
         details = [_folded("; ".join(_details(row, reasons)), "  ", "  ") for row in self.rows]
         legend = [f"[{i}] {name}: {reason}" for (name, reason), i in reasons.items()]
         legend += [f"measured: {table}" for table in dict.fromkeys(row.table for row in self.rows if row.table)]
-        products = [line for pair in zip(lines, details, strict=True) for line in pair]
+        table = [line for pair in zip(lines, details, strict=True) for line in pair]
         several = [row for row in self.rows if len(row.expected) > 1]
-        expected = dict.fromkeys(f"  {row.op} {' '.join(row.shapes[:-1])}: {', '.join(row.expected)}" for row in several)
-        legend += ["expected milliseconds to run + to compile, for each algorithm of xla:", *expected] if expected else []
+        expected = dict.fromkeys(f"  {row.op} {' '.join(row.shapes[: len(row.operands)])}: {', '.join(row.expected)}" for row in several)
+        legend += [EXPECTED, *expected] if expected else []
         if any(len({*axes}) < len(axes) for row in self.rows for axes in row.layout.split()):
             legend += ["a letter twice in a layout, as in NNHWC: an axis that vmap added, or several axes of one kind"]
         if len(self.rows) > 1:
             counts = collections.Counter(how for row in self.rows for how in itertools.repeat(_computed(row), row.times))
             legend += [f"{counted(counts.total(), 'call')}: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"]
         below = [_folded(line, "", "    ") for line in legend]
-        return "\n".join([f"{counted(len(self.rows), 'operation')} on {self.platform}", title, *products, *([""] if below else []), *below])
+        return "\n".join([f"{counted(len(self.rows), 'operation')} on {self.platform}", title, *table, *([""] if below else []), *below])
 
 
 def _folded(text: str, first: str, others: str) -> str:
@@ -157,8 +159,8 @@ def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Expl
 
     Examples:
       >>> (row,) = explain(jaxext.matmul, platform="cpu")(jnp.ones((2, 3)), jnp.ones((3, 4))).rows
-      >>> row.op, row.operands, row.result, row.chosen
-      ('matmul_nn', ('a:f32[2,3]', 'b:f32[3,4]'), 'c:f32[2,4]', 'xla')
+      >>> row.op, row.operands, row.results, row.chosen
+      ('matmul_nn', ('a:f32[2,3]', 'b:f32[3,4]'), ('c:f32[2,4]',), 'xla')
 
     Raises:
       TypeError: `fun` is not callable.
@@ -168,9 +170,9 @@ def explain(fun: Callable, *, platform: str | None = None) -> Callable[..., Expl
 
     def explained(fun, args, kwargs) -> Explanation:
         rows: dict[tuple, Explained] = {}
-        for eqn, stored, times in _products(jax.make_jaxpr(fun)(*args, **kwargs).jaxpr):
+        for eqn, stored, times in _operations(jax.make_jaxpr(fun)(*args, **kwargs).jaxpr):
             row = _row(eqn, stored, platform)
-            key = (row.op, row.operands, row.result, *eqn.params.values())
+            key = (row.op, row.operands, row.results, *eqn.params.values())
             if (equal := rows.get(key)) is not None:
                 layouts = dict.fromkeys([*equal.layout.split(" or "), row.layout])
                 row = dataclasses.replace(equal, layout=" or ".join(layouts))
@@ -221,7 +223,7 @@ def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:
     return Explained(
         op=call.op,
         operands=tuple(map(_typed, form.operands(open), avals)),
-        result=_typed(open, eqn.outvars[0].aval),
+        results=tuple(_typed(slot, x.aval) for slot, x in _results(eqn).items()),
         window=call.window,
         layout=" ".join(layout for layout, _ in stored.values()),
         shapes=tuple(_typed(slot, aval) for slot, (_, aval) in stored.items()),
@@ -243,7 +245,13 @@ def _typed(slot: str, aval) -> str:
     return f"{slot}:{aval.str_short(short_dtypes=True).partition('{')[0]}"
 
 
-def _products(jaxpr: Jaxpr) -> Iterator[tuple]:
+def _results(eqn: JaxprEqn) -> dict[str, Any]:
+    """The results by slot."""
+    _, open = owner[eqn.primitive]
+    return dict(zip(eqn.params.get("wanted", (open,)), eqn.outvars, strict=True))
+
+
+def _operations(jaxpr: Jaxpr) -> Iterator[tuple]:
     """Each equation of a form's primitive, its arrays as the program stores them, and how often it runs."""
     program = Stored()
     for step in walk(jaxpr):
@@ -263,12 +271,12 @@ class Stored:
         self._neighbours: dict[Jaxpr, tuple[dict, dict]] = {}
 
     def arrays(self, step: Step) -> dict[str, tuple[str, Any]]:
-        """The layout and the type, by slot: of the operands and, last, of the result."""
+        """The layout and the type, by slot: of the operands and, last, of the results."""
         form, open = owner[step.eqn.primitive]
-        arrays = dict(zip(form.operands(open), step.eqn.invars, strict=False)) | {open: step.eqn.outvars[0]}
+        results = _results(step.eqn)
         found = {}
-        for slot, x in arrays.items():
-            axes, aval = self._beyond(x, form.axes(slot, step.eqn.params["static"].ranks), form.family.groups, slot == open, step)
+        for slot, x in (dict(zip(form.operands(open), step.eqn.invars, strict=False)) | results).items():
+            axes, aval = self._beyond(x, form.axes(slot, step.eqn.params["static"].ranks), form.family.groups, slot in results, step)
             found[slot] = _letters(form, slot, axes), aval
         return found
 

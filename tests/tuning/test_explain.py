@@ -15,6 +15,7 @@ from jaxext.core.implementation import Algorithm
 from jaxext.ops.conv import fft, xla
 from jaxext.ops.conv import form as conv
 from jaxext.ops.matmul import form as matmul
+from jaxext.tuning.explain import EXPECTED
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
@@ -36,7 +37,7 @@ PARAMS, X = [struct(8, 16), struct(16, 16), struct(16, 16), struct(16, 4)], stru
 
 def table(explanation):
     """Return the count of each row, by what identifies it."""
-    return {(row.op, *row.operands, row.result): row.times for row in explanation.rows}
+    return {(row.op, *row.operands, *row.results): row.times for row in explanation.rows}
 
 
 def test_products_of_a_gradient():
@@ -70,7 +71,7 @@ def test_roles_of_a_convolution():
     explanation = jaxext.explain(jax.grad(convnet, argnums=(0, 2)))(*CONVNET)
     assert [row.op for row in explanation.rows] == ["conv2d_fprop", "matmul_nn", "matmul_nt", "conv2d_wgrad", "conv2d_dgrad"]
     assert explanation.rows[0].operands == ("x:f32[16,6,6,2]", "w:f32[8,3,3,2]")
-    assert explanation.rows[0].result == "y:f32[16,3,3,8]"
+    assert explanation.rows[0].results == ("y:f32[16,3,3,8]",)
 
 
 def test_scans_and_other_programs_inside():
@@ -157,9 +158,17 @@ def test_table():
     expected = [line for line in legend if re.fullmatch(r"  conv2d_\w+ \S+ \S+: lax [\d.]+\+\d+, .*", line)]
     assert legend == [
         *(f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}", f"[3] fft: {UNNAMED['fft']}"),
-        *("expected milliseconds to run + to compile, for each algorithm of xla:", *expected, "4 calls: 4 as lax"),
+        *(EXPECTED, *expected, "4 calls: 4 as lax"),
     ]
     assert [line.split()[0] for line in expected] == ["conv2d_fprop", "conv2d_wgrad"]
+
+
+def test_every_result_of_an_operation():
+    operands = [jnp.ones(shape, jnp.float32) for shape in ((8, 16), (16, 4), (4,))]
+    gradient = jax.grad(lambda *args: jaxext.linear(*args, activation="gelu").sum())
+    (forward, *_) = jaxext.explain(gradient)(*operands).rows
+    assert forward.results == forward.shapes[3:] == ("c:f32[8,4]", "preactivation:f32[8,4]")
+    assert forward.layout.split()[3:] == ["MN", "MN"]
 
 
 def test_summary(monkeypatch):
