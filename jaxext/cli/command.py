@@ -95,6 +95,9 @@ def _info_arguments(command: argparse.ArgumentParser) -> None:
     says_json(command)
 
 
+IMPLEMENTATIONS = "Implementations (a GPU that is not here: what a program compiled for it would take)"
+
+
 def _info(options) -> int:
     """Show versions, devices, implementations, the active table, verified kernels, and how the CUDA kernels were built.
 
@@ -121,7 +124,12 @@ def _info(options) -> int:
         options,
         found,
         Grid("This machine", columns, [*_known(here), *devices]),
-        Grid("Implementations", ("platform", "implementation", "operation", "state"), implementations),
+        Grid(IMPLEMENTATIONS, ("platform", "implementation", "operation", "state"), implementations),
+        *(
+            [Grid("Kernels of other packages (entry points of jaxext.kernels)", columns, _known(theirs))]
+            if (theirs := found["packages"])
+            else []
+        ),
         Grid("Table of measurements", columns, _known(found["table"])),
         Grid("Verified kernels", columns, _known(found["verified"])),
         Grid("CUDA kernels (NVRTC and the launcher are for kernels that are given as text)", columns, _known(found["build"])),

@@ -20,7 +20,10 @@ from jaxext.backends import launcher, native, nvrtc
 from jaxext.backends.cuda import cuda_binding
 from jaxext.cli.arguments import shape
 from jaxext.cli.terminal import Failure
+from jaxext.core import entry_points
 from jaxext.tables import active, environment, record
+
+TO_GET = "pip install 'jaxext[cuda13]', or in the repository with nvcc: JAXEXT_CUDA=ON pip install ."
 
 
 def facts(arch: str | None) -> dict:
@@ -33,6 +36,7 @@ def facts(arch: str | None) -> dict:
         "environment": environment.report(),
         "devices": [{"platform": on, "kind": kind, "count": count} for (on, kind), count in kinds.items()],
         "implementations": [row for on, named in targets for row in _available(on, named)],
+        "packages": dict(entry_points.states),
         "table": {"file": table.source, "valid rows": len(table.rows), "ignored": table.ignored},
         "verified": _verified(arch),
         "build": _build(),
@@ -75,7 +79,7 @@ def _verified(arch: str | None) -> dict:
 def _build() -> dict[str, str]:
     """Return how the CUDA kernels were built, if they were; otherwise the page that says how to get them."""
     reason = cuda_binding.missing()
-    facts = {"state": reason, "documentation": f"{PAGES}gpus.md"} if reason else {"state": "loaded"}
+    facts = {"state": reason, "to get them": TO_GET, "documentation": f"{PAGES}gpus.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
         module = native.cuda_module()
         facts["from"] = native.origin("_cuda_module")

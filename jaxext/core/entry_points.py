@@ -1,7 +1,7 @@
 """Kernels of other packages, which declare them by the entry-point group `jaxext.kernels`.
 
 They are loaded when an implementation is first chosen or named.  An entry point is a module, which registers its kernels when it is
-imported, or a function that does so, which is called.
+imported, or a function that does so, which is called.  `python -m jaxext info` lists them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import warnings
 
 import jax
 
-GROUP = "jaxext.kernels"
+from jaxext._messages import depth_of_the_user
+
+GROUP, LOADED = "jaxext.kernels", "loaded"
 _lock = threading.RLock()  # an entry point may call an operation itself
 _state = {"loading": False, "done": False}
+states: dict[str, str] = {}  # of each that was loaded, by its package and its name: "loaded", or why it is not
 
 
 def load() -> None:
@@ -29,22 +32,24 @@ def load() -> None:
             return
         _state["loading"] = True
         try:
-            failures = [*filter(None, map(_failure, sorted(importlib.metadata.entry_points(group=GROUP))))]
+            states.update(map(_loaded, sorted(importlib.metadata.entry_points(group=GROUP))))
             _state["done"] = True
         finally:
             _state["loading"] = False
-    for failure in failures:
-        warnings.warn(failure, stacklevel=2)
+    for entry, state in states.items():
+        if state != LOADED:
+            warnings.warn(f"{entry} of {GROUP} does not load: {state}", stacklevel=depth_of_the_user())
 
 
-def _failure(entry: importlib.metadata.EntryPoint) -> str | None:
-    """Load an entry point, and return why that failed, or None."""
+def _loaded(entry: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    """Load an entry point, and return its package and name, and its state."""
+    of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown package"
+    named = f"{of}: {entry.name} = {entry.value}"
     try:
         with jax.ensure_compile_time_eval():  # a program may be traced now
             loaded = entry.load()
             if callable(loaded):
                 loaded()
     except (Exception, SystemExit) as error:
-        of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown package"
-        return f"{of}: the kernels {entry.name!r} ({entry.value}) do not load: {type(error).__name__}: {error}"
-    return None
+        return named, f"{type(error).__name__}: {error}"
+    return named, LOADED

@@ -1,6 +1,7 @@
 """Kernels that an installed package declares by the entry-point group `jaxext.kernels`."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -16,8 +17,9 @@ with warnings.catch_warnings(record=True) as warned:
             pass
     else:
         jax.jit(jaxext.matmul)(jnp.ones((2, 3)), jnp.ones((3, 4)))
-    (warned,) = [str(each.message) for each in warned]
-assert warned == "broken-kernels 1.0: the kernels 'a' (broken:register) do not load: ZeroDivisionError: of theirs", warned
+    (warned,) = warned
+assert str(warned.message) == "broken-kernels 1.0: a = broken:register of jaxext.kernels does not load: ZeroDivisionError: of theirs"
+assert warned.filename == "<string>", warned.filename  # this program
 print(jax.jit(lambda a, b: jaxext.matmul(a, b))(jnp.ones((2, 3)), jnp.ones((3, 5)))[0, 0])
 import theirs
 
@@ -69,6 +71,9 @@ def test_they_are_loaded_on_first_use(tmp_path):
         "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "JAX_PLATFORMS": "cpu",
     }
+    done = subprocess.run([sys.executable, "-m", "jaxext", "info"], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert re.search(r"broken-kernels 1.0: a = broken:register +ZeroDivisionError: of theirs", done.stdout)
+    assert re.search(r"theirs-kernels 1.0: b = theirs:register +loaded", done.stdout)
     for way in ("named", "called"):
         done = subprocess.run([sys.executable, "-P", "-c", PROGRAM, way], env=env, cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "7.0\n"), done.stderr
