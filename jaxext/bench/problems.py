@@ -265,7 +265,9 @@ def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Prob
     problems = [*PROBLEMS, *declared()]
     known = frozenset().union(*(problem.tags for problem in problems))
     if unknown := sorted(set(tags) - known):
-        raise ValueError(f"tags: no problem is tagged {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        operations = {*unknown} & families.keys()
+        why = " (operations of `extend.operation` are not measured: their operands may not be random)" if operations else ""
+        raise ValueError(f"tags: no problem is tagged {', '.join(unknown)}{why}; there are {', '.join(sorted(known))}")
     found = [problem for problem in problems if not tags or problem.tags & set(tags)]
     found = [problem for problem in found if not names or any(name in problem.name for name in names)]
     return sorted(found, key=lambda problem: "target" not in problem.tags)

@@ -92,6 +92,7 @@ def test_bench_of_a_users_module(tmp_path, monkeypatch, capsys):
         "    refuses = lambda self, call: None\n"
         "    run = lambda self, call, config, operands: None\n"
         "extend.register(product, Mine())\n"
+        "extend.operation('one_door_square', lambda x: x * x, operands=dict(x='N'), results=dict(y='N'))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -103,6 +104,9 @@ def test_bench_of_a_users_module(tmp_path, monkeypatch, capsys):
             command.main([*asked, option, "one_door_yours"])
         error = capsys.readouterr().err
         assert f"{option}: unknown 'one_door_yours', want one of " in error and "xla" in error and "one_door_mine" in error
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*asked[:3], "--tags", "one_door_square"])
+    assert "one_door_square (operations of `extend.operation` are not measured" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         command.main(["bench", "--import", "one_door_nowhere", "--list"])
 
