@@ -80,4 +80,4 @@ def summary(page) -> str:
     prose = (" ".join(tables.LINK.sub(r"\1", text).split()) for text in paragraphs if re.match(r"[A-Za-z`\[*]", text))
     if not (first := next(prose, "")):
         raise ValueError(f"llms.txt: {page.file.src_uri} has no sentence")
-    return re.split(r"(?<=\.) ", first)[0].removesuffix(":")
+    return re.split(r"(?<=\.) ", re.sub(r"^\*\*Symptom\.\*\* |\*\*", "", first))[0].removesuffix(":")
