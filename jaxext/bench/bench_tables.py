@@ -52,8 +52,9 @@ def line(row: Measured, shown: Sequence[str], width: int) -> Text:
 
 def _columns(shown: Sequence[str], width: int) -> tuple[int, list[tuple[str, int]]]:
     """The columns that the name of a row takes, or 0 if it has a line of its own; and the others that fit, the first ones first."""
-    columns = [(f"{library} ms", TIME) for library in shown]
-    columns += [("lax/jaxext", RATIO), ("roof", SHARE), ("error", ERROR), ("XLA adds", STRAYS)]
+    longest = max(map(len, shown), default=0)
+    columns = [(f"{library} ms", max(TIME, len(library) + 4)) for library in shown]
+    columns += [("lax/jaxext", max(RATIO, longest + 9)), ("roof", SHARE), ("error", ERROR), ("XLA adds", STRAYS)]
     if NAME + sum(size for _, size in columns) <= width:
         return NAME, columns
     ends = itertools.accumulate(size for _, size in columns)

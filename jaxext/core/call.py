@@ -18,34 +18,63 @@ from jaxext.core.window import Window
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One operation on one device: operands and results by name, sizes by label."""
+    """One operation on one device: operands and results by name, sizes by label.
 
-    op: str  # the primitive's name, such as "conv2d_fprop"
-    open: str  # the slot that is computed, or an operation's first result
-    labels: Mapping[str, tuple[str, ...]]  # slot -> its labels, in order
-    axes: Mapping[str, tuple[str, ...]]  # slot -> the name of each axis of its array; label N has the axes N0, N1, ..., or none
-    sizes: Mapping[str, int]  # label -> elements, the product over its axes
-    extents: Mapping[str, int]  # axis -> elements
-    dtypes: Mapping[str, np.dtype]  # operand -> dtype: the factors, then the companions
-    dtype: np.dtype  # of the result (the first one)
+    Attributes:
+      op: the primitive's name, such as "conv2d_fprop".
+      open: the slot that is computed, or an operation's first result.
+      labels: slot -> its labels, in order.
+      axes: slot -> the name of each axis of its array.  Label N has the axes N0, N1, ..., or none.
+      sizes: label -> elements, the product over its axes.
+      extents: axis -> elements.
+      dtypes: operand -> dtype: the factors, then the companions.
+      dtype: of the first result.
+      further: an operation's further results -> dtype.
+      window: the geometry of a convolution, else None.
+      precision: as lax canonicalises it; None is the default.
+      platform: "cpu", "cuda", "rocm", "tpu" or "other".
+      arch: the compute capability of the CUDA device times 10, such as 90, if it is known.
+      device: the name of the CUDA device, such as "NVIDIA H200", if it is here.
+      partitioner: who may still split this over devices.
+      operation: the `Operation`; None if this is a form.
+      static: the static arguments of an operation; `keywords` has those of an `extend.operation`.
+      parameters: those of the primitive.
+      in_place: whether kernels may read slices of larger arrays in place.
+      in_loop: whether it is computed in a loop, as parts are (`core/invariant`).
+      rows: the labels of batch and rows, if the rows of the result are independent of each other.
+    """
+
+    op: str
+    open: str
+    labels: Mapping[str, tuple[str, ...]]
+    axes: Mapping[str, tuple[str, ...]]
+    sizes: Mapping[str, int]
+    extents: Mapping[str, int]
+    dtypes: Mapping[str, np.dtype]
+    dtype: np.dtype
     window: Window | None
-    precision: Any  # as lax canonicalises it
-    platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
-    arch: int | None  # compute capability of the CUDA device times 10, such as 90, if known
-    partitioner: Partitioner  # who may still split this over devices
-    device: str = ""  # the name of the CUDA device, such as "NVIDIA H200", if it is here
-    further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
-    operation: Any = None  # the `Operation`; None if this is a product of a form
-    static: Any = None  # the static arguments of an operation
-    parameters: Static  # of the primitive
-    in_place: bool | None = None  # whether kernels may read slices of larger arrays in place
-    in_loop: bool = False  # whether it is computed in a loop, as parts are (`core/invariant`)
-    rows: tuple[str, str] | None = None  # the labels of batch and rows, if the rows of the result are independent of each other
+    precision: Any
+    platform: str
+    arch: int | None
+    partitioner: Partitioner
+    device: str = ""
+    further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
+    operation: Any = None
+    static: Any = None
+    parameters: Static
+    in_place: bool | None = None
+    in_loop: bool = False
+    rows: tuple[str, str] | None = None
 
     @property
     def results(self) -> Mapping[str, np.dtype]:
         """The dtype of each result."""
         return {self.open: self.dtype, **self.further}
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of a call of an `extend.operation`, with the defaults of its reference."""
+        return {} if self.static is None else {**self.static.defaults, **dict(self.static.items)}
 
     @property
     def product(self) -> str:

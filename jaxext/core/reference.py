@@ -59,6 +59,7 @@ class Keywords:
 
     items: tuple[tuple[str, Any], ...]
     named: str | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)  # of the reference
     types: tuple = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
@@ -113,14 +114,21 @@ class Declaration:
         return [name for name in self.results if name not in (*self.saved, *self.constant)]
 
     @property
-    def defaults(self) -> dict[str, Any]:
-        """The keywords of the reference that have a default."""
-        reference = (self.primal or self).reference
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of the reference, with their defaults, `inspect.Parameter.empty` of those that have none."""
+        of = self.primal or self
         try:
-            parameters = inspect.signature(reference).parameters.values()
+            parameters = inspect.signature(of.reference).parameters.values()
         except ValueError:  # it tells none
             return {}
-        return {each.name: each.default for each in parameters if each.default is not each.empty}
+        positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        named = [*positional[len(of.inputs) :], *(each for each in parameters if each.kind is each.KEYWORD_ONLY)]
+        return {each.name: each.default for each in named}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The keywords of the reference that have a default."""
+        return {name: default for name, default in self.keywords.items() if default is not inspect.Parameter.empty}
 
     @property
     def kept(self) -> dict[str, tuple[str, ...]]:

@@ -80,7 +80,8 @@ def define(name: str, /, **slots: str) -> Bilinear:
     labels = declarations.form_labels(name, slots)
     if name in _defined and _defined[name].slots == labels and list(_defined[name].slots) == list(labels):
         return Bilinear(_defined[name])
-    declarations.refuse_name("define", name, (name, *(f"{name}_{slot}" for slot in labels)), _reserved())
+    advice = " (or the labels of its first declaration, which last until the process ends)" if name in _defined else ""
+    declarations.refuse_name("define", name, (name, *(f"{name}_{slot}" for slot in labels)), _reserved(), advice)
     family = Family(name, lax_primitive=lax.dot_general_p, names=name)
     form = Form(name=name, slots=labels, roles={slot: slot for slot in labels}, window=(), family=family)
     declarations.refuse_where_vmap_cannot_map(form)

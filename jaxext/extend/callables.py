@@ -160,7 +160,7 @@ class Declared:
         by = named(implementation, form.name, form.family)
         rank = declarations.ranks(form, {} if ranks is None else ranks)
         operands = declarations.operands_of(declared, arrays, rank)
-        keywords = declarations.keywords(form.name, static)
+        keywords = declarations.keywords(declared, static)
         dtypes, closed = declared.types(operands, rank, keywords)
         wanted = tuple(name for name in declared.results if name not in declared.saved)
         if closed is not None:

@@ -37,10 +37,10 @@ def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: I
     for each in primitives if isinstance(name, str) else [name]:
         if not isinstance(each, str):
             raise TypeError(f"{function}: the name is {format_value(name)}, want a str")
-        if not each.isidentifier() or each in taken or any(re.fullmatch(pattern, each) for pattern in reserved):
-            raise ValueError(
-                f"{function}: the name is {format_value(name)}, want an identifier, and {each!r} to be no other operation's{advice}"
-            )
+        if not each.isidentifier():
+            raise ValueError(f"{function}: the name is {format_value(name)}, want an identifier")
+        if each in taken or any(re.fullmatch(pattern, each) for pattern in reserved):
+            raise ValueError(f"{function}: the name is {format_value(name)}, but {each!r} is taken, want another name{advice}")
 
 
 def form_labels(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
@@ -55,7 +55,8 @@ def form_labels(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
     for slot, of_slot in labels.items():
         for label in of_slot:
             if sum(label in others for others in labels.values()) == 1:
-                raise ValueError(f"define: label {label} of {name} is in {slot} only, want it in two slots or three")
+                want = "want it in two slots or three (spaces separate labels)"
+                raise ValueError(f"define: label {label} of {name} is in {slot} only, {want}")
     return labels
 
 
@@ -89,6 +90,10 @@ def operation_labels(
     labels = {**inputs, **outputs, **further}
     if len(labels) != len(inputs) + len(outputs) + len(further):
         raise ValueError(f"operation: {name} has two arrays of one name, want different names")
+    if clash := next((each for each in labels if f"d_{each}" in labels), None):
+        raise ValueError(
+            f"operation: {name} has {clash} and d_{clash}, the name of the cotangent of {clash} in `backward`, want another name"
+        )
     everywhere = dict.fromkeys(label for of in labels.values() for label in of)
     unsharded, independent, constant = (tuple(words[what].split()) for what in ("unsharded", "independent", "constant"))
     for what, given_labels in (("unsharded", unsharded), ("independent", independent)):
@@ -246,12 +251,20 @@ def operands_of(declared: Declaration, arrays: Sequence[Any], ranks: Sequence[in
     return checked
 
 
-def keywords(name: str, static: Mapping[str, Any]) -> Keywords:
+def keywords(declared: Declaration, static: Mapping[str, Any]) -> Keywords:
     """The static keywords of a call, which are part of the key of its program."""
+    name, of = declared.name, declared.primal or declared
+    try:
+        inspect.signature(of.reference).bind(*of.inputs, **static)
+    except TypeError as error:
+        taken = ", ".join([*of.inputs, *(f"{keyword}=" for keyword in of.keywords)])
+        raise TypeError(f"{name}: {error}, want what its reference takes: {taken}") from None
+    except ValueError:  # it tells none
+        pass
     for keyword, value in static.items():
         try:
             hash(value)
         except TypeError:
             of_arrays = ", such as float(x), or an operand of no labels" if isinstance(value, jax.Array | np.ndarray) else ""
             raise TypeError(f"{name}: keyword {keyword} is {format_value(value)}, want a hashable value{of_arrays}") from None
-    return Keywords(tuple(sorted(static.items())))
+    return Keywords(tuple(sorted(static.items())), defaults=of.defaults)

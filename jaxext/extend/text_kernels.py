@@ -45,6 +45,10 @@ class Launched(Implementation):
                     f"register: {kernel!r} has a result before an operand, want the pointers of {inputs} before those of {results}"
                 )
             inputs, results = named
+        elif len(pointers) != (count := len(inputs) + len(results) - len(kernel._aliases)):
+            raise ValueError(
+                f"register: {kernel!r} has {len(pointers)} pointers, want {count} for {[*inputs, *results]}, or only of these names"
+            )
         elif swapped := [
             name for name, array in zip(pointers, [*inputs, *results], strict=False) if name != array and name in (*inputs, *results)
         ]:

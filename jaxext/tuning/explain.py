@@ -83,7 +83,7 @@ class Explanation:
             return NOTHING
         cells = [("op", "times", "by", "operands", "result")]
         for row in self.rows:
-            by = f"{row.chosen or 'nothing'} {row.how}".strip()
+            by = f"{row.chosen or 'nothing'} {row.how}".strip() if row.how != row.chosen else row.how
             stored = len(row.operands)
             cells.append((row.op, str(row.times), by, " ".join(row.shapes[:stored]), " ".join(row.shapes[stored:])))
         title, *lines = aligned(cells)

@@ -157,6 +157,13 @@ def test_a_row_fits_the_terminal(shown, width):
     assert len(numbers) == (width < 240) and len((numbers or [name])[-1]) == len(head)
 
 
+def test_columns_of_long_names():
+    shown = ["lax", "an_implementation_of_mine"]
+    mine = row(default=shown[1:], lax=100.0, an_implementation_of_mine=1.0)
+    head, text = (draw.plain for draw in (tables.head(shown, 400), tables.line(mine, shown, 400)))
+    assert head.split()[:4] == ["lax", "ms", shown[1], "ms"] and text.split()[6:9] == ["±1%", shown[1], "100.00x"]
+
+
 def test_picture_of_ratios(tmp_path):
     pictures.ratios(report(*WHOLE.rows, row("m", "nn", tags=("matmul",), lax=30.0, xla=1.0)), tmp_path / "made" / "a.svg")
     shown = {(element.text or "").strip() for element in xml.etree.ElementTree.parse(tmp_path / "made" / "a.svg").iter()}

@@ -133,7 +133,7 @@ def test_declared_again():
     toy: list[Any] = [extend.operation("toy_redeclared", lambda x: 2 * x, **options)]
     f = jax.jit(lambda x: toy[0](x))
     np.testing.assert_allclose(f(x), 2 * x)
-    with pytest.raises(ValueError, match="the name is 'toy_redeclared', .* to be no other operation's, or `replace=True`, which compiles"):
+    with pytest.raises(ValueError, match="the name is 'toy_redeclared', .* is taken, want another name, or `replace=True`, which compiles"):
         extend.operation("toy_redeclared", lambda x: 3 * x, **options)
     toy[0] = extend.operation("toy_redeclared", lambda x: 3 * x, replace=True, **options)
     np.testing.assert_allclose(f(x), 3 * x)
@@ -141,7 +141,7 @@ def test_declared_again():
     assert [row.op for row in jaxext.explain(toy[0])(x).rows] == ["toy_redeclared"]
     for name in ("toy_redeclared_backward", "conv2d", "toy_twice"):
         extend.define("toy_twice", x="B N K", w="B K M", y="B N M")
-        with pytest.raises(ValueError, match=f"the name is '{name}', want an identifier, and '{name}' to be no other operation's$"):
+        with pytest.raises(ValueError, match=f"the name is '{name}', but '{name}' is taken, want another name$"):
             extend.operation(name, lambda x: x, replace=True, **options)
 
 
@@ -200,12 +200,14 @@ def test_what_an_implementation_answers_is_checked(answer, message):
         (lambda: extend.define("bad", x="A A", w="A", y="A"), ValueError, "x of bad is 'A A', want different"),
         (lambda: extend.define("bad", x="A B", w="A", y="A"), ValueError, "label B of bad is in x only, want it in two slots"),
         (lambda: extend.define("bad", x="B N K", w="B K", y="B N"), ValueError, "bad has no label in exactly w, y, where vmap would"),
-        (lambda: extend.define("conv2d", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'conv2d', want an identifier"),
-        (lambda: extend.define("matmul_nn", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'matmul_nn', want an identifier"),
-        (lambda: (FORM(), extend.define("toy", sum_u="B N K", w="B K M", y="B N M")), ValueError, "and 'toy_sum_u' to be no"),
+        (lambda: extend.define("conv2d", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'conv2d', but 'conv2d' is taken"),
+        (lambda: extend.define("matmul_nn", x="B N K", w="B K M", y="B N M"), ValueError,
+            "the name is 'matmul_nn', but 'matmul_nn' is taken"),
+        (lambda: (FORM(), extend.define("toy", sum_u="B N K", w="B K M", y="B N M")), ValueError, "but 'toy_sum_u' is taken"),
         (lambda: define("bad", x=("B", "N"), w="B K M", y="B N M"), TypeError, r"define: x is \('B', 'N'\), want a str"),
         (lambda: define(3, x="B N K", w="B K M", y="B N M"), TypeError, "define: the name is 3, want a str"),
-        (lambda: (FORM(), extend.define("toy_sum", u="Z I J", v="Z J K", t="Z I K")), ValueError, "the name is 'toy_sum'"),
+        (lambda: (FORM(), extend.define("toy_sum", u="Z I J", v="Z J K", t="Z I K")), ValueError,
+            "the name is 'toy_sum', but 'toy_sum' is taken, want another name .or the labels of its first declaration, which last until"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_an_error_with_names(call, error, message):
@@ -230,5 +232,5 @@ def test_the_operations_names_are_taken():
     operations = [name for name, value in vars(jaxext).items() if getattr(value, "__module__", None) in rooms]
     assert len(operations) == 6
     for name in operations:
-        with pytest.raises(ValueError, match=f"define: the name is '{name}', want"):
+        with pytest.raises(ValueError, match=f"define: the name is '{name}', but '{name}' is taken"):
             extend.define(name, x="B N K", w="B K M", y="B N M")

@@ -60,13 +60,13 @@ def loss_alone(logits, labels, **static):
 
 
 def loss_kernel(call, flat):
-    loss, lse = cross_entropy(flat["logits"], flat["labels"], **dict(call.static.items))
+    loss, lse = cross_entropy(flat["logits"], flat["labels"], **call.keywords)
     return dict(loss=loss, lse=lse)
 
 
 def loss_backward(call, flat):
     """Compute the gradient from the saved lse; no other result is read."""
-    logits, smoothing = flat["logits"], dict(call.static.items).get("smoothing", 0.0)
+    logits, smoothing = flat["logits"], call.keywords.get("smoothing", 0.0)
     wanted = (1 - smoothing) * jax.nn.one_hot(flat["labels"], logits.shape[-1], dtype=logits.dtype) + smoothing / logits.shape[-1]
     return dict(d_logits=(jnp.exp(logits - flat["lse"][:, None]) - wanted) * flat["d_loss"][:, None])
 
@@ -101,12 +101,12 @@ def rms_norm(x, g, *, epsilon=1e-3):
 
 
 def norm_kernel(call, flat):
-    return dict(y=rms_norm(flat["x"], flat["g"], **dict(call.static.items)))
+    return dict(y=rms_norm(flat["x"], flat["g"], **call.keywords))
 
 
 def norm_backward(call, flat):
     x, g, d = flat["x"], flat["g"], flat["d_y"]
-    r = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + dict(call.static.items).get("epsilon", 1e-3))
+    r = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + call.keywords["epsilon"])
     dg = d * g[None]
     return dict(d_x=r * dg - x * r**3 * jnp.mean(dg * x, -1, keepdims=True), d_g=jnp.sum(d * x * r, 0))
 
@@ -511,6 +511,11 @@ def TOY() -> Any:
     return operation(f"toy_{next(NAMES)}", lambda x, g, **_: x * g[None], **labels)
 
 
+@functools.cache
+def SCALED() -> Any:
+    return operation(f"toy_{next(NAMES)}", lambda x, scale, *, shift=0.0: x * scale + shift, **EASY)
+
+
 @pytest.mark.parametrize(
     ("declare", "error", "message"),
     [
@@ -525,6 +530,10 @@ def TOY() -> Any:
         (lambda: operation("bad", abs, operands=dict(x="N"), results=dict(x="N")), ValueError,
             "operation: bad has two arrays of one name, want different names"),
         (lambda: operation("bad", abs, **EASY, saved=dict(y="N")), ValueError, "operation: bad has two arrays of one name"),
+        (lambda: operation("bad", abs, operands=dict(x="N D", d_y="N D"), results=dict(y="N D")), ValueError,
+            "operation: bad has y and d_y, the name of the cotangent of y in `backward`, want another name"),
+        (lambda: operation("bad", abs, operands=dict(x="N D"), results=dict(d_x="N D")), ValueError, "operation: bad has x and d_x, the"),
+        (lambda: operation("bad", abs, **EASY, saved=dict(d_y="N")), ValueError, "operation: bad has y and d_y, the name"),
         (lambda: operation("bad", abs, operands={}, results=dict(y="N")), ValueError, "operation: bad has no operands, want at least one"),
         (lambda: operation("bad", abs, operands=dict(x="N"), results={}), ValueError, "operation: bad has no results, want at least one"),
         (lambda: operation("bad", abs, **EASY, unsharded="Q"), ValueError,
@@ -544,10 +553,10 @@ def TOY() -> Any:
         (lambda: operation(3, abs, **EASY), TypeError, "operation: the name is 3, want a str"),
         (lambda: operation("two words", abs, **EASY), ValueError, "operation: the name is 'two words', want an identifier"),
         (lambda: operation("conv2d", abs, **EASY), ValueError,
-            "operation: the name is 'conv2d', want an identifier, and 'conv2d' to be no"),
-        (lambda: operation("linear", abs, **EASY), ValueError, "operation: the name is 'linear', want an identifier"),
+            "operation: the name is 'conv2d', but 'conv2d' is taken, want another name"),
+        (lambda: operation("linear", abs, **EASY), ValueError, "operation: the name is 'linear', but 'linear' is taken"),
         (lambda: operation(TOY().__name__, abs, **EASY), ValueError,
-            "operation: the name is 'toy_.*', want an identifier, and 'toy_.*' to be"),
+            "operation: the name is 'toy_.*', but 'toy_.*' is taken"),
         (lambda: extend.define(TOY().__name__, x="B N K", w="B K M", y="B N M"), ValueError, "define: the name is 'toy_"),
         (lambda: extend.define(f"{TOY().__name__}_backward", x="B N K", w="B K M", y="B N M"), ValueError, "define: the name is 'toy_"),
     ],
@@ -572,6 +581,10 @@ def test_a_declaration_that_does_not_fit(declare, error, message):
         (lambda: TOY()(X.tolist(), G), TypeError, "toy_[0-9]+: x is .*, want an array"),
         (lambda: TOY()(X, LABELS[:4]), TypeError,
             "toy_[0-9]+: g is int32, want floating-point numbers, or `constant='g'` in its declaration"),
+        (lambda: SCALED()(X, scale=2.0, implementaton="xla"), TypeError,
+            r"toy_[0-9]+: got an unexpected keyword argument 'implementaton', want what its reference takes: x, scale=, shift=$"),
+        (lambda: SCALED()(X), TypeError,
+            "toy_[0-9]+: missing a required argument: 'scale', want what its reference takes: x, scale=, shift="),
         (lambda: TOY()(X, G, factor=[1]), TypeError, r"toy_[0-9]+: keyword factor is \[1\], want a hashable value"),
         (lambda: TOY()(X, G, factor=jnp.ones(())), TypeError, "toy_[0-9]+: keyword factor is .*, want a hashable value"),
     ],

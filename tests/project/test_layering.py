@@ -60,7 +60,20 @@ MAY = {
     "mixture": {"parallel", "ops.ragged", "ops.ragged_gather", "ops.ragged_scaled", "ops.scaled", "lax", "core", "_compat", "_messages"},
     "privacy": {"lax", "core", "_compat", "_messages"},
     "testing": {"_messages"},  # it tests any function
-    "cli": {"__init__", "bench", "verify", "tuning", "backends", "backends.cuda", "tables", "_compat", "_target", "_messages", *BUILT},
+    "cli": {
+        "__init__",
+        "bench",
+        "verify",
+        "tuning",
+        "backends",
+        "backends.cuda",
+        "tables",
+        "core",
+        "_compat",
+        "_target",
+        "_messages",
+        *BUILT,
+    },
     "__init__": {
         *OPERATIONS,
         *("extend", "parallel", "mixture", "privacy", "testing", "checkpoint_policies", "tuning", "hazards", "lax", "tables", "export"),

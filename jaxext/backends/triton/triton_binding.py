@@ -119,15 +119,15 @@ def missing(*, interpreted: bool) -> str | None:
             return f"{package} is not installed, {_wanted(package)}"
         if tuple(map(int, re.findall(r"\d+", version)[:3])) < _WANTED[package]:
             return f"{package} {version} is installed, {_wanted(package)}"
+    if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
+        alone = f"pip install --no-deps jax-cuda13-plugin=={installed('jaxlib')}"
+        return f"jax's CUDA plugin is not installed: pip install 'jax[cuda13]', or without a GPU: {alone}"
     try:
         from jaxext.backends.triton.interpreter import interpreting
 
         if not interpreted and (_keywords() is None or not repairs.can_patch(_jax_triton())):
             return f"jax-triton {found['jax-triton']} has another triton_call, or another compiler, than 0.3.1 and 0.4"
     except Exception as error:  # a broken installation may raise any type
-        if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
-            alone = f"pip install --no-deps jax-cuda13-plugin=={installed('jaxlib')}"
-            return f"jax's CUDA plugin is not installed: pip install 'jax[cuda13]', or without a GPU: {alone}"
         return "; ".join(f"{package} {version} is installed, {_wanted(package)}" for package, version in found.items()) + f": {error}"
     if interpreting() != interpreted:
         return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"

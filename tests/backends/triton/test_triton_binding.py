@@ -239,8 +239,13 @@ def test_an_installation_that_does_not_import(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_triton", None)
     found = refusal(arch="sm_90a")
     assert f"triton {importlib.metadata.version('triton')} is installed, want 3.6 or newer" in found and "want 0.3.1 or newer" in found
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    triton_binding.missing.cache_clear()
+
+
+@pytest.mark.usefixtures("installed_afresh")
+def test_without_the_plugin_of_jax(monkeypatch):
+    """jax-triton imports without it from 0.4.1 on."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("jax_cuda") else find(name))
     assert f"pip install --no-deps jax-cuda13-plugin=={importlib.metadata.version('jaxlib')}" in refusal(arch="sm_90a")
 
 
