@@ -110,7 +110,7 @@ def _info(options) -> int:
       python -m jaxext info --json
     """
     found = facts(options.arch)
-    world, devices = found["environment"], [(d["platform"], f"{d['count']} x {d['kind']}") for d in found["devices"]]
+    world, devices = found["environment"], [(f"devices: {d['platform']}", f"{d['count']} x {d['kind']}") for d in found["devices"]]
     here = world["versions"] | {name: world[name] for name in ("processor", "commit")}
     calls: dict[tuple, list[str]] = {}  # those for which an implementation has one state
     for row in found["implementations"]:

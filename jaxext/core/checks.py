@@ -20,8 +20,9 @@ def given(**optional: Any) -> dict[str, Any]:
 def checked(name: str, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
     """These arguments as arrays of jax.  TypeError for one that is no array."""
     for argument, x in arrays.items():
-        if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
-            raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array")
+        array = isinstance(x, jax.Array | np.ndarray | np.generic) or hasattr(x, "__jax_array__")
+        if not array or jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended):  # a key
+            raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array of numbers")
     return {argument: x if isinstance(x, jax.Array) else jnp.asarray(x) for argument, x in arrays.items()}
 
 
@@ -45,7 +46,9 @@ def refuse_kinds(name: str, arrays: Mapping[str, Any], dtype) -> None:
 
 
 def _kind(dtype) -> int:
-    return next(i for i, kind in enumerate((jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)) if jnp.issubdtype(dtype, kind))
+    """The place of a dtype's kind among those of numbers, and after them for keys."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))
 
 
 def promoted(operands: Mapping[str, jax.Array], slots: Iterable[str]) -> dict[str, jax.Array]:

@@ -36,7 +36,7 @@ class Cut:
 
 def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
     """The axes that a function names by `independent_axes(**keywords)`: axis -> its positions in the arguments and in the results."""
-    fn, bound, keywords = _unwrapped(fn)
+    given, (fn, bound, keywords) = fn, _unwrapped(fn)
     named: Any = getattr(fn, "independent_axes", None)
     if not callable(named):
         return []
@@ -48,6 +48,10 @@ def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
         cut = Cut(name, tuple(arg_axes[len(bound) :]), tuple(result_axes))
         if (len(cut.args), len(cut.result)) != (len(args), len(jax.tree.leaves(result))):
             raise ValueError(f"check_op: fn.independent_axes has {cut} for {len(args)} arguments and {jax.tree.structure(result)}")
+        for x, axis in zip((*args, *jax.tree.leaves(result)), (*cut.args, *cut.result), strict=True):
+            if axis is not None and axis >= len(x.shape):
+                jax.eval_shape(given, *args)  # says which operand has other axes
+                raise ValueError(f"check_op: fn.independent_axes has axis {axis} of an array of shape {x.shape}")
         cuts.append(cut)
     return cuts
 

@@ -46,7 +46,7 @@ class Tuned:
         if not self.rows:
             return NOTHING
         head = f"{counted(len(self.rows), 'operation')} on {self.device}, by {self.timer}: {self.table}"
-        return "\n\n".join([head, *map(str, self.rows)])
+        return "\n\n".join([head, *map(str, self.rows), "*: the fastest, which is taken; =: as fast, within the noise"])
 
 
 def tune(

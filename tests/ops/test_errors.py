@@ -336,3 +336,22 @@ def test_a_result_of_no_dtype(operation):
     for dtype in ("floaty", 5):
         with pytest.raises(TypeError, match=f"{operation}: preferred_element_type is {dtype!r}, want a dtype"):
             getattr(jaxext, operation)(*DTYPED[operation], preferred_element_type=dtype)
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes"),
+    [
+        (jaxext.linear, [(3, 4), (4, 5), (5,)]),
+        (lambda x, w, r: jaxext.linear(x, w, residual=r), [(3, 4), (4, 5), (3, 5)]),
+        (lambda *xs: jaxext.ragged_dot(*xs, jnp.array([2, 4])), [(6, 4), (2, 4, 5)]),
+        (jaxext.gram, [(3, 4)]),
+        (jaxext.causal_conv1d, [(2, 8, 4), (3, 4), (4,)]),
+        (lambda x, *rest: jaxext.moe(x, jnp.zeros((6, 2), int), *rest), [(6, 4), (6, 2), (3, 4, 5), (3, 4, 5), (3, 5, 4)]),
+    ],
+)
+def test_keys_of_random_numbers_are_no_numbers(operation, shapes):
+    arrays = [jnp.ones(shape) for shape in shapes]
+    for i, shape in enumerate(shapes):
+        keys = jax.random.split(jax.random.key(0), shape)
+        with pytest.raises(TypeError, match=r"is .*key<fry>.*, want an array of numbers"):
+            operation(*arrays[:i], keys, *arrays[i + 1 :])

@@ -2,15 +2,17 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_extend import FORM, A, B, Einsum, U, V
 
 import jaxext
-from jaxext import extend
+from jaxext import extend, testing
 from jaxext.tables import active
 
 
@@ -213,6 +215,12 @@ def test_what_an_implementation_answers_is_checked(answer, message):
 def test_what_does_not_fit_is_an_error_with_names(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("shapes", [((4, 4, 2), (4, 4, 2)), ((4, 2), (4, 2))])
+def test_check_op_names_an_operand_with_other_axes(shapes):
+    with pytest.raises(TypeError, match=rf"toy_sum: u has the shape {re.escape(str(shapes[0]))}, want"):
+        testing.check_op(FORM(), lambda u, v: u + v, tuple(map(jnp.ones, shapes)), show=False)
 
 
 def test_a_method_of_another_name_is_refused():

@@ -154,8 +154,9 @@ def test_what_is_hopeless_is_measured_once(clock, path):
 def test_the_report_is_readable(clock, path):
     clock({LAX: 1.0})
     tuned = tune(depthwise, table=path, backward=False)(*DEPTHWISE)
-    head, row = str(tuned).split("\n\n")
+    head, row, legend = str(tuned).split("\n\n")
     assert head == f"1 operation on {environment.device_kind('cpu')}, by a stand-in: {path}" and taken(tuned).how == "lax"
+    assert legend.startswith("*: the fastest")
     problem, verdict, *candidates = row.splitlines()
     assert problem == tuned.rows[0].problem
     assert verdict == f"  {LAX}: 2.00x as fast as {PREFERRED} (preferred: {PREFERRED})"
