@@ -1,25 +1,19 @@
-"""The tutorials' programs on vmap, pmap and derivatives: they say true things, through jaxext's products alone, and notice a false one."""
+"""The examples of networks on one device: what they print is so, by jaxext's products alone, and they fail where it is not."""
 
 import functools
 import re
 
-import autodiff
 import decoder
 import dp_sgd
 import fp8_training
 import jax
 import jax.numpy as jnp
-import linear_layer
 import long_convolution
 import mamba
 import muon
 import numpy as np
-import pmap_mlp
 import pytest
 import video_stream
-import vmap_convolve
-from bilinear import integers
-from jax.flatten_util import ravel_pytree
 
 import jaxext
 
@@ -47,103 +41,6 @@ def products(function, *args):
     return [(row.op, row.times) for row in jaxext.explain(function)(*args).rows]
 
 
-def test_vmap_convolve(capsys):
-    out = said(capsys, vmap_convolve)
-    assert re.search(r"^ *convolve\(x, w\) .* \[11\.0, 20\.0, 29\.0\]$", out, re.MULTILINE)
-    # by hand, four ways to vmap both, six places of the batch, every pair, three pmaps
-    assert out.count("as NumPy's loop") == 15
-
-    xs, ws = integers((4, 5)), integers((4, 3), 1)
-    for convolve in (vmap_convolve.convolve, vmap_convolve.convolve_in_one):
-        windows = np.lib.stride_tricks.sliding_window_view(xs, 3, axis=1)
-        np.testing.assert_array_equal(jax.vmap(convolve)(xs, ws), (windows * ws[:, None]).sum(-1))
-    assert products(jax.vmap(vmap_convolve.convolve), xs, ws) == [("matmul_nn", 3)]
-    assert products(jax.vmap(vmap_convolve.convolve_in_one), xs, ws) == [("conv1d_fprop", 1)]
-    assert products(vmap_convolve.batched_by_hand, xs, ws) == [("matmul_nn", 3)]
-
-
-def test_linear_layer(capsys):
-    out = said(capsys, linear_layer)
-    matrices = [np.array(numbers(block)) for block in re.findall(r"features:\n(.*?)\n\n", out, re.DOTALL)]
-    np.testing.assert_allclose(matrices[0], [1.7, 2.3, 3.9, 5.5, 6.1, 8.7], rtol=1e-6)
-    np.testing.assert_allclose(matrices[1], [2.3, 3.0, 5.0, 6.6, 7.7, 10.2], rtol=1e-6)
-    assert "a:f32[4,2,6,5] b:f32[5,3] -> c:f32[4,2,6,3]" in out
-
-    x, y = integers((6, 4)), integers((5, 4), 1)
-    np.testing.assert_array_equal(linear_layer.pairwise(x, y), [[np.square(a - b).sum() for b in y] for a in x])
-    assert products(linear_layer.pairwise, x, y) == [("matmul_nn", 1)] * 3
-    assert products(linear_layer.layer_of_batch, integers((4, 3)), integers(3), x) == [("matmul_nn", 1)]
-
-
-def test_pmap_mlp(capsys):
-    out = said(capsys, pmap_mlp, "--steps", "20")
-    rows = np.array([numbers(line) for line in out.splitlines() if re.match(r" +\d", line)])
-    steps, loss, loss_of_one, recognised, apart, drift = rows.T
-    np.testing.assert_array_equal(steps, [1, 10, 20])
-    np.testing.assert_allclose(loss, loss_of_one, rtol=1e-5)
-    assert recognised[-1] > 80
-    assert (apart < 1e-5).all() and (drift > 1e-2).all()
-
-    images, labels = pmap_mlp.load()
-    assert images.shape == (1797, 784) and 0 == images.min() < images.max() == 1
-    ops = products(jax.grad(pmap_mlp.mean_loss), pmap_mlp.init(), images[:8], labels[:8])
-    assert sum(times for _, times in ops) == 3 + 3 + 2  # each layer, its weights' gradient, and its inputs' but for the first
-
-
-def test_pmap_mlp_without_the_all_reduce_is_a_failure(capsys, monkeypatch):
-    forgotten = jax.pmap(pmap_mlp.update, in_axes=(None, 0, 0), out_axes=None)
-    monkeypatch.setattr(pmap_mlp, "data_parallel", forgotten)
-    assert pmap_mlp.main(["--steps", "2"]) == 1
-    assert "one device trains: False" in capsys.readouterr().out
-
-
-def test_autodiff(capsys):
-    out = said(capsys, autodiff)
-    assert [numbers(value) for value in re.findall(r"cubic: (.*)", out)] == [[11], [17], [16], [6], [0]]
-    differences = [float(number) for number in re.findall(r" (\d+e[+-]\d+)$", out, re.MULTILINE)]
-    assert len(differences) == 3 + 6 + 4
-    assert sorted(differences)[-2] < 1e-5  # the largest is that of a finite difference
-    assert len(re.findall(r"of layer \d: 32x.* split as .*'data'", out)) == 4  # each gradient is where its example is
-    assert re.search(r"1 x matmul_tn   a:f32\[(\d+),784\] c:f32\[\1,128\] -> b:f32\[\1,784,128\]", out)
-
-
-def test_autodiff_is_that_of_a_network_in_numpy():
-    def in_jnp(params, x):
-        (w, b), (weights, biases) = params
-        return jnp.tanh(x @ w + b) @ weights + biases
-
-    with jax.enable_x64(True):
-        params, unravel = ravel_pytree(jax.tree.map(lambda p: p.astype(np.float64), autodiff.init((4, 6, 3), 0)))
-        x = np.linspace(-1, 1, 4)
-        ours, truth = (lambda p, net=net: jax.nn.log_softmax(net(unravel(p), x))[1] for net in (autodiff.net, in_jnp))
-        assert {op for op, _ in products(jax.hessian(ours), params)} == {"matmul_nn", "matmul_nt", "matmul_tn"}
-        got, want = jax.jit(lambda p: (jax.hessian(ours)(p), jax.hessian(truth)(p)))(params)
-    assert got.dtype == np.float64
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
-
-
-def test_differences_are_noticed():
-    ones = np.ones(3, np.float32)
-    for example, off in ((vmap_convolve, 1e-6), (linear_layer, 1e-3), (autodiff, 1e-3)):
-        with pytest.raises(AssertionError):
-            example.show("too much", ones + np.float32(off), ones)
-        with pytest.raises(AssertionError):
-            example.show("nothing", ones * np.float32("nan"), ones)
-
-
-@pytest.mark.parametrize(
-    ("example", "args", "message"),
-    [
-        *((example, "--implementation cuda", "invalid choice: 'cuda'") for example in (vmap_convolve, linear_layer, pmap_mlp, autodiff)),
-        (pmap_mlp, "--steps 0", "argument --steps: it is 0, want at least 1"),
-    ],
-)
-def test_arguments_that_are_refused(example, args, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        example.main(args.split())
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="triton runs there")
 def test_fp8_training(capsys):
@@ -155,12 +52,6 @@ def test_fp8_training(capsys):
     step = lambda weights, x, y: jax.grad(fp8_training.loss)(weights, x, y, fp8_training.in_fp8)
     text = str(jax.make_jaxpr(step)(fp8_training.init(), np.ones((8, 64), np.float32), np.zeros(8, np.int32)))
     assert "dot_general" not in text and text.count("= scaled_dot_") == 8  # the first layer's input has no gradient
-
-
-@pytest.mark.parametrize("example", [vmap_convolve, linear_layer, pmap_mlp, autodiff], ids=lambda example: example.__name__)
-def test_the_named_implementation_is_asked(example):
-    with pytest.raises(NotImplementedError, match="implementation 'triton' does not support this call: platform is 'cpu'"):
-        example.main(["--implementation", "triton"])
 
 
 @pytest.mark.slow

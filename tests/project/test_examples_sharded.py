@@ -1,4 +1,4 @@
-"""The examples of arrays and networks over many devices, and of images: what they show is so, and they fail where it is not."""
+"""The examples of networks over many devices, and of images: what they show is so, and they fail where it is not."""
 
 import functools
 import re
@@ -10,8 +10,8 @@ import mixture_of_experts
 import numpy as np
 import pytest
 import scipy.signal
-import sharded_arrays
 import sharded_mlp
+from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -23,61 +23,6 @@ from jaxext.backends.cuda import cuda_binding
 def as_users_run_it():
     with jax.enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
-
-
-# --- sharded_arrays
-
-
-def test_layouts_products_and_collectives_of_eight_devices(capsys):
-    assert sharded_arrays.main(["--size", "64"]) == 0
-    printed = capsys.readouterr().out
-    for shape in ("8 x 1: each device holds (8, 64)", "4 x 2: each device holds (16, 32)", "1 x 8: each device holds (64, 8)"):
-        assert f"split {shape} of (64, 64)" in printed
-    for cells in ("│ CPU 6 │ CPU 7 │", "│ CPU 0,1  │", "CPU 1,3,5,7", "CPU 0,1,2,3,4,5,6,7"):
-        assert cells in printed
-    assert re.findall(r"@ (.*) -> .*, sending: (.*)", printed)[:2] == [("P(None, 'cols')", "nothing"), ("P('cols', None)", "all-reduce")]
-    assert printed.count("the same bits as on one device") == 3
-    assert re.search(r"a @ b +[\d.]+ +[\d.]+\n", printed)
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_arrays_on_fewer_devices(devices, capsys):
-    assert sharded_arrays.main(["--size", "32", "--devices", str(devices), "--implementation", "xla"]) == 0
-    assert "psum adds up" in (printed := capsys.readouterr().out)
-    assert "CPU 2" not in printed
-    assert ("sending: all-reduce" in printed) == (devices > 1)
-
-
-def test_the_products_that_are_compared_are_exact():
-    a, b = (sharded_arrays.matrix(seed, (64, 64), jnp.bfloat16) for seed in range(2))
-    want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
-    np.testing.assert_array_equal(sharded_arrays.matmul(a, b), want)
-    assert len(np.unique(a)) == 9
-
-
-def test_products_of_16_bit_operands_are_compared_with_unrounded_ones(capsys):
-    """The products have 256 terms; many sums are beyond 256, from where on bfloat16 has no odd numbers."""
-    a, b = (sharded_arrays.matrix(seed, (256, 256), jnp.bfloat16) for seed in range(2))
-    sharded_arrays.show_products(a, b, jax.devices()[:1])
-    sharded_arrays.show_pmap(a, b, jax.devices()[:1])
-    assert "one per device, (1, 256, 256)" in capsys.readouterr().out
-
-
-def is_wrong(a, b):
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32).at[-1, -1].add(1)
-
-
-def gathers(a, b):
-    whole = NamedSharding(sharded_arrays.mesh_of(jax.devices(), (4, 2)), P())
-    return jaxext.matmul(jax.lax.with_sharding_constraint(a, whole), b)
-
-
-@pytest.mark.parametrize(("matmul", "sentence"), [(is_wrong, "the same bits"), (gathers, "nothing is gathered")])
-def test_a_product_that_is_wrong_or_gathers_is_a_failure(matmul, sentence, monkeypatch):
-    a, b = (sharded_arrays.matrix(seed, (32, 32), jnp.float32) for seed in range(2))
-    monkeypatch.setattr(sharded_arrays, "matmul", matmul)
-    with pytest.raises(RuntimeError, match=f"does not hold: .*{sentence}"):
-        sharded_arrays.show_products(a, b, jax.devices())
 
 
 # --- sharded_mlp
@@ -208,18 +153,15 @@ def test_frames_on_their_devices_send_nothing():
     mesh = jax.make_mesh((8,), ("time",), (AxisType.Auto,))
     frames = jax.device_put(jnp.ones((8, 6, 7)), NamedSharding(mesh, P("time")))
     compiled = jax.jit(jax.vmap(lambda frame: image_convolution.convolve(frame, jnp.ones((3, 3))))).lower(frames).compile()
-    assert sharded_arrays.collectives(compiled) == set()
+    assert not collectives(compiled)
 
 
-# --- all three
+# --- both
 
 
 @pytest.mark.parametrize(
     ("example", "args", "got"),
     [
-        (sharded_arrays, "--devices 0", "got 1024 and 0"),
-        (sharded_arrays, "--devices 9", "got 1024 and 9"),
-        (sharded_arrays, "--size 0", "got 0 and 8"),
         (sharded_mlp, "--width 0", "got 0, 512 and 8"),
         (image_convolution, "--every 0", "it is 0, want at least 1"),
     ],
@@ -233,14 +175,12 @@ def test_arguments_that_are_refused(example, args, got, capsys):
 @pytest.mark.skipif(cuda_binding.missing() is not None, reason="there are no CUDA kernels, which refuse everything then")
 def test_what_is_offered_to_the_cuda_kernels_they_take():
     """The target is an H100; of image_convolution the depthwise blurs are offered alone."""
-    abstract = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype)
-    matrix, image = abstract((64, 64), jnp.bfloat16), abstract((107, 160, 3), jnp.float32)
+    image = jax.ShapeDtypeStruct((107, 160, 3), jnp.float32)
     rng = np.random.default_rng(0)
     params, batch = sharded_mlp.init(rng, (784, 64, 64, 64, 10)), sharded_mlp.examples(rng, 32, 784, 10)
     train = functools.partial(sharded_mlp.step, jnp.bfloat16)
     with jaxext.use_implementation("cuda"), jaxext.use_target("sm_90a"):
-        for function, *args in ((sharded_arrays.matmul, matrix, matrix), (train, params, batch, 0.1)):
-            assert {row.chosen for row in jaxext.explain(function, platform="cuda")(*args).rows} <= {"cuda", "xla"}
+        assert {row.chosen for row in jaxext.explain(train, platform="cuda")(params, batch, 0.1).rows} <= {"cuda", "xla"}
         blurs = jaxext.explain(functools.partial(image_convolution.deblur, sigma=3, steps=2), platform="cuda")(image)
     assert {row.chosen for row in blurs.rows} == {"cuda"}
 
