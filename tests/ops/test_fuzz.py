@@ -34,6 +34,20 @@ def test_seeds():
     assert fuzz_worker.judge(fuzz_calls.call(1074), 1074 // 2, jaxext) == ("right", None)
 
 
+SOME = {
+    "the first": range(0, 32, 2),
+    "groups of the batch": [124, 138, 182, 192, 194, 228],
+    "contracted axes in any order": [208, 238, 918, 1130, 3366, 5032, 6432, 6466, 7986],
+}
+
+
+@pytest.mark.parametrize("seeds", SOME.values(), ids=SOME)
+def test_random_calls(seeds):
+    for seed in seeds:
+        outcome, wrong = fuzz_worker.judge(fuzz_calls.call(seed), seed // 2, jaxext)
+        assert wrong is None, (seed, outcome, wrong)
+
+
 WORKER = """
 import argparse, json, os, time
 
