@@ -29,7 +29,7 @@ def of_docs(name):
     return module
 
 
-tables, geometry, refusals = of_docs("tables"), of_docs("geometry"), of_docs("refusals")
+tables, refusals = of_docs("tables"), of_docs("refusals")
 
 
 def test_each_operation_has_a_page():
@@ -130,11 +130,6 @@ def test_the_version_is_one():
     assert f"jaxext-kernels-cu13=={jaxext.__version__};" in (root / "pyproject.toml").read_text()
     assert f"\n  version: {jaxext.__version__}\n" in (root / "packaging/conda/recipe.yaml").read_text()
     assert f"jaxext {jaxext.__version__}:" in (DOCS / "versions.md").read_text()
-
-
-def test_pictures_are_those_of_the_script():
-    for name, draw in geometry.DRAWN.items():
-        assert (DOCS / "images" / f"geometry_{name}.svg").read_text() == str(draw()), "run `python docs/geometry.py`"
 
 
 def test_refusals_are_the_implementations_own():
