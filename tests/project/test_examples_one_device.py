@@ -100,7 +100,7 @@ def test_the_sequences_that_the_hyena_block_reads():
 @pytest.mark.slow
 def test_long_convolution(capsys):
     out = said(capsys, long_convolution, "--steps", "100", "--length", "128")
-    assert out.count(": True") == 3 and len(re.findall(r" taps +[\d.]+ ms +[\d.]+ MiB +[\d.]+ ms +[\d.]+ MiB$", out, re.MULTILINE)) == 4
+    assert out.count(": True") == 2
 
 
 @pytest.mark.slow
