@@ -1,6 +1,6 @@
 """Clipped sums of gradients: jaxext's beside those of gradients made by vmap, interleaved, with memory, and errors against float64.
 
-    python -m benchmarks.private_training --json private_cpu.json
+    python -m benchmarks.private_training sums --json private_cpu.json
 
 `vmap, lax` makes the gradients of all examples by vmap(grad), clips and adds them, with lax's products; `vmap, jaxext` does so with
 jaxext's.  Times are medians in ms, errors those of the norm, memory the temporary MiB of the compiled program.
@@ -99,9 +99,8 @@ def by_vmap(loss):
     return clipped
 
 
-def rows(networks, rounds: int) -> Iterator[dict]:
-    for name in networks:
-        network, make, sizes = NETWORKS[name]
+def sums(rounds: int) -> Iterator[dict]:
+    for name, (network, make, sizes) in NETWORKS.items():
         p, x = make(*sizes)
         flat, tree = jax.tree.flatten(p)
         labels = jax.random.randint(jax.random.key(0), (len(x),), 0, 10).astype(jnp.float32)
@@ -129,7 +128,7 @@ def line(row: dict) -> str:
 
 
 def main(arguments=None) -> None:
-    run(__doc__, functools.partial(rows, NETWORKS), line, 7, arguments)
+    run(__doc__, {"sums": sums}, line, arguments)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Products with quantised weights, and of scaled numbers, on a CPU: jaxext's against dequantise-then-dot, interleaved.
 
-    python -m benchmarks.quantized --json quantized_cpu.json
+    python -m benchmarks.quantized layers --json quantized_cpu.json
+    python -m benchmarks.quantized experts --json quantized_experts_cpu.json     # ragged products
 
 `dequantized` makes small numbers float32 and multiplies, in one jitted program; `wide` multiplies numbers that are float32 already.  Times
 are medians in ms, and errors those of the norm, against float64.
@@ -21,6 +22,7 @@ from .race import outcome, race, run
 
 LAYER, K, N = "llama-3 8B, attention", 4096, 4096
 ROWS = (1, 4, 16, 64, 128)
+EXPERTS, ROWS_OF_EACH = (16, 1024, 2048), (1, 8, 64)  # rows of each expert that has some: every other one
 EIGHT = jnp.float8_e4m3fn
 
 
@@ -85,9 +87,9 @@ def gradient(f: Callable) -> Callable:
     return lambda x, w, ct: jax.vjp(lambda x: f(x, w), x)[1](ct)[0]
 
 
-def rows(all_rows, rounds: int) -> Iterator[dict]:
+def of_layers(rounds: int) -> Iterator[dict]:
     w = jax.random.normal(jax.random.key(0), (K, N), jnp.float32)
-    for M in all_rows:
+    for M in ROWS:
         x, ct = (jax.random.normal(jax.random.key(n), (M, n), jnp.float32) for n in (K, N))
         for kind, format in FORMATS.items():
             row = {"layer": LAYER, "shape": [M, K, N], "format": kind}
@@ -96,6 +98,30 @@ def rows(all_rows, rounds: int) -> Iterator[dict]:
             if format.activations is None and M in (16, 128):
                 backward = {name: gradient(f) for name, f in FORMS.items()}
                 yield {"row": "gradient in x"} | row | race_of_pairs(backward, [*arrays, ct], rounds)
+
+
+def of_every_other(product: Callable) -> Callable:
+    def function(x, w):
+        groups = EXPERTS[0]
+        return product(x, w, jnp.where(jnp.arange(groups) % 2 == 0, 2 * x.shape[0] // groups, 0))
+
+    return function
+
+
+BY_EXPERTS = {
+    "jaxext": of_every_other(lambda x, w, sizes: jaxext.ragged_scaled_dot(x, w[0].qvalue, sizes, rhs_scale=w[0].scale)),
+    "dequantized": of_every_other(lambda x, w, sizes: jaxext.ragged_dot(x, made_wide(w, quantized=True), sizes)),
+    "wide": of_every_other(lambda x, w, sizes: jaxext.ragged_dot(x, made_wide(w), sizes)),
+}
+
+
+def of_experts(rounds: int) -> Iterator[dict]:
+    w = jax.random.normal(jax.random.key(0), EXPERTS, jnp.float32)
+    for each in ROWS_OF_EACH:
+        x = jax.random.normal(jax.random.key(1), (each * EXPERTS[0] // 2, EXPERTS[1]), jnp.float32)
+        for kind in [kind for kind, format in FORMATS.items() if format.activations is None]:
+            row = {"row": f"{each} rows each", "shape": [x.shape[0], *EXPERTS[1:]], "format": kind}
+            yield row | race_of_pairs(BY_EXPERTS, [x, pair(w, FORMATS[kind].weights)], rounds)
 
 
 def pair(x: jax.Array, quantize: Callable | None):
@@ -118,7 +144,7 @@ def line(row: dict) -> str:
 
 
 def main(arguments=None) -> None:
-    run(__doc__, functools.partial(rows, ROWS), line, 7, arguments)
+    run(__doc__, {"layers": of_layers, "experts": of_experts}, line, arguments)
 
 
 if __name__ == "__main__":

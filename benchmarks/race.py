@@ -6,7 +6,7 @@ import argparse
 import json
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxext.tables.environment import report
 from jaxext.tuning import timing
@@ -36,15 +36,14 @@ def write_rows(rows: Iterable[dict], line: Callable[[dict], str], path: pathlib.
             path.write_text(json.dumps({"environment": report(), "clock": clock.name, "rows": known}, indent=1) + "\n")
 
 
-def run(
-    description: str | None, rows: Callable[[int], Iterable[dict]], line: Callable, rounds: int, arguments: Sequence[str] | None
-) -> None:
-    """Run a command that measures `rows(rounds)`."""
+def run(description: str | None, kinds: Mapping[str, Callable], line: Callable, arguments: Sequence[str] | None) -> None:
+    """Run a command that measures `rows(rounds)` of one of its kinds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=kinds)
     parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=rounds, help="of each row (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="of each row (default: %(default)s)")
     options = parser.parse_args(arguments)
-    write_rows(rows(options.rounds), line, options.json, timing.timer()[0])
+    write_rows(kinds[options.kind](options.rounds), line, options.json, timing.timer()[0])
 
 
 def outcome(row: dict) -> str:

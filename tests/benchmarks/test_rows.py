@@ -7,34 +7,29 @@ import jax.numpy as jnp
 import pytest
 
 import jaxext
-from benchmarks import causal, causal_conv, long_conv, private_training, quantized, quantized_experts, training_memory
+from benchmarks import private_training, quantized, sequences, training_memory
 
 NETWORK, MAKE, _ = private_training.NETWORKS["MLP 784-512-512-10, 128 examples"]
 FORMATS = {name: quantized.FORMATS[name] for name in ("int8", "fp8, blocks and squares of 128")}
-# A benchmark, what is small in it, how many rows it has then, and their columns.
+# Kind -> the benchmark, what is small in it, how many rows it has then, and their columns.
 SMALL = {
-    "causal_conv": (causal_conv, {"PROBLEMS": {"a": ((1, 6, 5, 2), (3, 3, 2, 4), 2)}}, 1, {"jaxext", "stream", "lax"}),
-    "long_conv": (long_conv, {"SHAPES": ((8, 4, 3),)}, 3, {"jaxext"}),
-    "causal": (causal, {"SHAPES": ((1, 8, 4, 2),), "STEP": (2, 4, 2)}, 3, {"jaxext"}),
-    "private": (private_training, {"NETWORKS": {"a": (NETWORK, MAKE, (4, 16))}}, 1, {"jaxext", "vmap, lax", "vmap, jaxext"}),
-    "quantized experts": (
-        quantized_experts,
-        {"EXPERTS": (4, 256, 8), "ROWS": (1,), "FORMATS": FORMATS},
-        1,
-        {"jaxext", "dequantized", "wide"},
-    ),
-    "quantized": (quantized, {"FORMATS": FORMATS, "K": 256, "N": 8, "ROWS": (16,)}, 3, {"jaxext", "dequantized", "wide"}),
+    "causal_conv": (sequences, {"CHUNKED": {"a": ((1, 6, 5, 2), (3, 3, 2, 4), 2)}}, 1, {"jaxext", "stream", "lax"}),
+    "long_conv": (sequences, {"LONG": ((8, 4, 3),)}, 3, {"jaxext"}),
+    "causal": (sequences, {"CAUSAL": ((1, 8, 4, 2),), "STEP": (2, 4, 2)}, 3, {"jaxext"}),
+    "sums": (private_training, {"NETWORKS": {"a": (NETWORK, MAKE, (4, 16))}}, 1, {"jaxext", "vmap, lax", "vmap, jaxext"}),
+    "experts": (quantized, {"EXPERTS": (4, 256, 8), "ROWS_OF_EACH": (1,), "FORMATS": FORMATS}, 1, {"jaxext", "dequantized", "wide"}),
+    "layers": (quantized, {"FORMATS": FORMATS, "K": 256, "N": 8, "ROWS": (16,)}, 3, {"jaxext", "dequantized", "wide"}),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*float64.*")
-@pytest.mark.parametrize("name", SMALL)
-def test_lines_and_rows(name, tmp_path, monkeypatch, capsys):
-    benchmark, sizes, count, columns = SMALL[name]
+@pytest.mark.parametrize("kind", SMALL)
+def test_lines_and_rows(kind, tmp_path, monkeypatch, capsys):
+    benchmark, sizes, count, columns = SMALL[kind]
     for constant, value in sizes.items():
         monkeypatch.setattr(benchmark, constant, value)
     with jax.numpy_rank_promotion("allow"):
-        benchmark.main(["--rounds", "1", "--json", str(tmp_path / "rows.json")])
+        benchmark.main([kind, "--rounds", "1", "--json", str(tmp_path / "rows.json")])
     document = json.loads((tmp_path / "rows.json").read_text())
     rows = document["rows"]
     assert len(rows) == len(capsys.readouterr().out.splitlines()) == count and document["environment"]["cores"]
