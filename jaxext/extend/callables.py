@@ -139,7 +139,7 @@ class Declared:
     ) -> Any:
         """Return the result, or a tuple of several, without the saved ones.
 
-        All JAX transformations apply, in any order.
+        All JAX transformations apply, in any order, except `jax.linear_transpose`.
 
         Args:
           *arrays: the operands, with the axes of their labels.
