@@ -21,7 +21,7 @@ def checked(name: str, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
     """These arguments as arrays of jax.  TypeError for one that is no array."""
     for argument, x in arrays.items():
         array = isinstance(x, jax.Array | np.ndarray | np.generic) or hasattr(x, "__jax_array__")
-        if not array or jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended):  # a key
+        if not array or jnp.issubdtype(getattr(x, "dtype", bool), jax.dtypes.extended):  # a key
             raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array of numbers")
     return {argument: x if isinstance(x, jax.Array) else jnp.asarray(x) for argument, x in arrays.items()}
 

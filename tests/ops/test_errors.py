@@ -346,11 +346,11 @@ def test_a_result_of_no_dtype(operation):
         (lambda *xs: jaxext.ragged_dot(*xs, jnp.array([2, 4])), [(6, 4), (2, 4, 5)]),
         (jaxext.gram, [(3, 4)]),
         (jaxext.causal_conv1d, [(2, 8, 4), (3, 4), (4,)]),
-        (lambda x, *rest: jaxext.moe(x, jnp.zeros((6, 2), int), *rest), [(6, 4), (6, 2), (3, 4, 5), (3, 4, 5), (3, 5, 4)]),
+        (lambda x, g, *w: jaxext.moe(x, jnp.zeros((6, 2), int), g, w[0], w[1], w[2]), [(6, 4), (6, 2), (3, 4, 5), (3, 4, 5), (3, 5, 4)]),
     ],
 )
 def test_keys_of_random_numbers_are_no_numbers(operation, shapes):
-    arrays = [jnp.ones(shape) for shape in shapes]
+    arrays: list[Any] = [jnp.ones(shape) for shape in shapes]
     for i, shape in enumerate(shapes):
         keys = jax.random.split(jax.random.key(0), shape)
         with pytest.raises(TypeError, match=r"is .*key<fry>.*, want an array of numbers"):
