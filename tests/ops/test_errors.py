@@ -343,10 +343,10 @@ def test_a_result_of_no_dtype(operation):
     [
         (jaxext.linear, [(3, 4), (4, 5), (5,)]),
         (lambda x, w, r: jaxext.linear(x, w, residual=r), [(3, 4), (4, 5), (3, 5)]),
-        (lambda *xs: jaxext.ragged_dot(*xs, jnp.array([2, 4])), [(6, 4), (2, 4, 5)]),
+        (lambda x, w: jaxext.ragged_dot(x, w, jnp.array([2, 4])), [(6, 4), (2, 4, 5)]),
         (jaxext.gram, [(3, 4)]),
         (jaxext.causal_conv1d, [(2, 8, 4), (3, 4), (4,)]),
-        (lambda x, g, *w: jaxext.moe(x, jnp.zeros((6, 2), int), g, w[0], w[1], w[2]), [(6, 4), (6, 2), (3, 4, 5), (3, 4, 5), (3, 5, 4)]),
+        (lambda x, *w: jaxext.moe(x, jnp.zeros((6, 2), int), w[0], w[1], w[2], w[3]), [(6, 4), (6, 2), (3, 4, 5), (3, 4, 5), (3, 5, 4)]),
     ],
 )
 def test_keys_of_random_numbers_are_no_numbers(operation, shapes):
