@@ -37,9 +37,9 @@ def write_rows(rows: Iterable[dict], line: Callable[[dict], str], path: pathlib.
 
 
 def run(description: str | None, kinds: Mapping[str, Callable], line: Callable, arguments: Sequence[str] | None) -> None:
-    """Run a command that measures `rows(rounds)` of one of its kinds."""
+    """Run a command that measures one of these kinds: each is a function of the rounds that gives rows."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=kinds)
+    parser.add_argument("kind", choices=kinds, nargs="?" if len(kinds) == 1 else None, default=next(iter(kinds)))
     parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
     parser.add_argument("--rounds", type=int, default=7, help="of each row (default: %(default)s)")
     options = parser.parse_args(arguments)

@@ -165,7 +165,7 @@ def of_long(rounds: int) -> Iterator[dict]:
 
 
 def line(row: dict) -> str:
-    text = f"{row['row']:9} {'x'.join(map(str, row['shape'])):16} {outcome(row)}"
+    text = f"{row['row']:28} {'x'.join(map(str, row['shape'])):16} {outcome(row)}"
     if "MiB" in row:
         text += f"  {row['MiB']['jaxext'] * 2**20 / 4 / math.prod(row['shape'][:2]):.1f} signals of memory"
     return text

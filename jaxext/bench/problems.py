@@ -265,8 +265,8 @@ def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Prob
     problems = [*PROBLEMS, *declared()]
     known = frozenset().union(*(problem.tags for problem in problems))
     if unknown := sorted(set(tags) - known):
-        operations = {*unknown} & families.keys()
-        why = " (operations of `extend.operation` are not measured: their operands may not be random)" if operations else ""
+        by_reference = [name for name in unknown if name in families and families[name].lax_primitive is None]
+        why = f" ({', '.join(by_reference)}: of `extend.operation`, whose operands may not be random)" if by_reference else ""
         raise ValueError(f"tags: no problem is tagged {', '.join(unknown)}{why}; there are {', '.join(sorted(known))}")
     found = [problem for problem in problems if not tags or problem.tags & set(tags)]
     found = [problem for problem in found if not names or any(name in problem.name for name in names)]

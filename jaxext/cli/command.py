@@ -95,9 +95,6 @@ def _info_arguments(command: argparse.ArgumentParser) -> None:
     says_json(command)
 
 
-IMPLEMENTATIONS = "Implementations (a GPU that is not here: what a program compiled for it would take)"
-
-
 def _info(options) -> int:
     """Show versions, devices, implementations, the active table, verified kernels, and how the CUDA kernels were built.
 
@@ -124,7 +121,9 @@ def _info(options) -> int:
         options,
         found,
         Grid("This machine", columns, [*_known(here), *devices]),
-        Grid(IMPLEMENTATIONS, ("platform", "implementation", "operation", "state"), implementations),
+        Grid(
+            "Implementations (of an absent GPU: in programs for it)", ("platform", "implementation", "operation", "state"), implementations
+        ),
         *(
             [Grid("Kernels of other packages (entry points of jaxext.kernels)", columns, _known(theirs))]
             if (theirs := found["packages"])

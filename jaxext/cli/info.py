@@ -23,7 +23,7 @@ from jaxext.cli.terminal import Failure
 from jaxext.core import entry_points
 from jaxext.tables import active, environment, record
 
-TO_GET = "pip install 'jaxext[cuda13]', or in the repository with nvcc: JAXEXT_CUDA=ON pip install ."
+TO_GET = "JAXEXT_CUDA=ON pip install . in a clone with nvcc, or pip install --find-links wheels 'jaxext[cuda13]' of its make kernel-wheel"
 
 
 def facts(arch: str | None) -> dict:

@@ -28,7 +28,7 @@ class Call:
       sizes: label -> elements, the product over its axes.
       extents: axis -> elements.
       dtypes: operand -> dtype: the factors, then the companions.
-      dtype: of the first result.
+      dtype: the dtype of the first result.
       further: an operation's further results -> dtype.
       window: the geometry of a convolution, else None.
       precision: as lax canonicalises it; None is the default.
@@ -40,7 +40,7 @@ class Call:
       static: the static arguments of an operation; `keywords` has those of an `extend.operation`.
       parameters: those of the primitive.
       in_place: whether kernels may read slices of larger arrays in place.
-      in_loop: whether it is computed in a loop, as parts are (`core/invariant`).
+      in_loop: whether a loop computes it, as it does parts (`core/invariant`).
       rows: the labels of batch and rows, if the rows of the result are independent of each other.
     """
 

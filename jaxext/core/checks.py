@@ -19,11 +19,20 @@ def given(**optional: Any) -> dict[str, Any]:
 
 def checked(name: str, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
     """These arguments as arrays of jax.  TypeError for one that is no array."""
+    made = {}
     for argument, x in arrays.items():
-        array = isinstance(x, jax.Array | np.ndarray | np.generic) or hasattr(x, "__jax_array__")
-        if not array or jnp.issubdtype(getattr(x, "dtype", bool), jax.dtypes.extended):  # a key
+        if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
+            raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array")
+        made[argument] = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    refuse_keys(name, made)
+    return made
+
+
+def refuse_keys(name: str, arrays: Mapping[str, jax.Array]) -> None:
+    """Raise TypeError for an array of keys of random numbers."""
+    for argument, x in arrays.items():
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             raise TypeError(f"{name}: {argument} is {format_value(x)}, want an array of numbers")
-    return {argument: x if isinstance(x, jax.Array) else jnp.asarray(x) for argument, x in arrays.items()}
 
 
 def refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> None:
@@ -46,7 +55,7 @@ def refuse_kinds(name: str, arrays: Mapping[str, Any], dtype) -> None:
 
 
 def _kind(dtype) -> int:
-    """The place of a dtype's kind among those of numbers, and after them for keys."""
+    """The rank of a dtype's kind: bool, integer, float, complex, then all others."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))
 

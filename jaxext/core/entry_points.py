@@ -17,7 +17,7 @@ from jaxext._messages import depth_of_the_user
 GROUP, LOADED = "jaxext.kernels", "loaded"
 _lock = threading.RLock()  # an entry point may call an operation itself
 _state = {"loading": False, "done": False}
-states: dict[str, str] = {}  # of each that was loaded, by its package and its name: "loaded", or why it is not
+states: dict[str, str] = {}  # of each entry point, by package and name: LOADED, or its error
 
 
 def load() -> None:

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext.core.checks import refuse_keys
 from jaxext.core.form import Form, dimension_numbers
 from jaxext.core.reference import Declaration
 from jaxext.core.static import Static
@@ -81,6 +82,7 @@ class Bilinear:
         by = named(implementation, form.name, form.family)
         rank = declarations.ranks(form, ranks)
         operands = declarations.operands(form, dict(zip(form.slots, (first, second), strict=False)), rank)
+        refuse_keys(form.name, operands)
         if preferred_element_type is None:
             dtype = jnp.result_type(first, second)
             operands = {slot: jnp.asarray(x, dtype) for slot, x in operands.items()}

@@ -253,7 +253,9 @@ class CudaKernel:
                     )
                 numbers.append(None)
             elif parameter.name not in given:
-                raise TypeError(f"{self._is}: {parameter} is missing, want a keyword, or in an operation a label, of this name")
+                raise TypeError(
+                    f"{self._is}: {parameter} is missing, want a keyword {parameter.name}, or a label {parameter.name} of the operation"
+                )
             else:
                 numbers.append(launches.number(self._is, parameter, given[parameter.name]))
         return tuple(numbers), tuple(np.dtype(x.dtype) for x in arrays)

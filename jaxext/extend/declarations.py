@@ -127,6 +127,8 @@ def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None
     except ValueError:  # it tells none
         return
     first = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)][: len(operands)]
+    if len(first) < len(operands) and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        raise ValueError(f"operation: the reference of {name} takes {first}, want the operands {list(operands)}")
     if first != list(operands) and {*first} == {*operands}:
         raise ValueError(
             f"operation: operands of {name} are in the order {list(operands)}, want {first}, the order of the reference's parameters"

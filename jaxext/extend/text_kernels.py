@@ -36,7 +36,6 @@ class Launched(Implementation):
         self.name, self.version, self.coded_as = name, kernel._digest, f"{declaration.name} {name}"
         self.kernel = kernel
         inputs, results = list(declaration.inputs), list(declaration.results)
-        self.defaults = declaration.defaults
         pointers = [each.name for each in kernel.parameters if each.pointer]
         if {*pointers} <= {*inputs, *results} and not kernel._aliases:
             named = [each for each in pointers if each in inputs], [each for each in pointers if each in results]
@@ -47,7 +46,7 @@ class Launched(Implementation):
             inputs, results = named
         elif len(pointers) != (count := len(inputs) + len(results) - len(kernel._aliases)):
             raise ValueError(
-                f"register: {kernel!r} has {len(pointers)} pointers, want {count} for {[*inputs, *results]}, or only of these names"
+                f"register: {kernel!r} has {len(pointers)} pointers, want {count} in the order {[*inputs, *results]}, or these names alone"
             )
         elif swapped := [
             name for name, array in zip(pointers, [*inputs, *results], strict=False) if name != array and name in (*inputs, *results)
@@ -81,7 +80,7 @@ class Launched(Implementation):
     def _keywords(self, call: Call) -> dict[str, Any]:
         """The sizes and the defaults that the kernel takes, and the keywords of the call, all of which it has to take."""
         sizes = {label: size for label, size in call.sizes.items() if label in self.kernel._scalars}
-        defaults = {name: value for name, value in self.defaults.items() if self.kernel._takes(name, len(self.inputs))}
+        defaults = {name: value for name, value in call.static.defaults.items() if self.kernel._takes(name, len(self.inputs))}
         return {**sizes, **defaults, **dict(call.static.items)}
 
     def _launch(self, call: Call):

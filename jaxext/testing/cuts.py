@@ -49,9 +49,9 @@ def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
         if (len(cut.args), len(cut.result)) != (len(args), len(jax.tree.leaves(result))):
             raise ValueError(f"check_op: fn.independent_axes has {cut} for {len(args)} arguments and {jax.tree.structure(result)}")
         for x, axis in zip((*args, *jax.tree.leaves(result)), (*cut.args, *cut.result), strict=True):
-            if axis is not None and axis >= len(x.shape):
+            if axis is not None and not -len(x.shape) <= axis < len(x.shape):
                 jax.eval_shape(given, *args)  # says which operand has other axes
-                raise ValueError(f"check_op: fn.independent_axes has axis {axis} of an array of shape {x.shape}")
+                raise ValueError(f"check_op: fn.independent_axes has axis {axis} of an array of shape {x.shape}, want one of its axes")
         cuts.append(cut)
     return cuts
 

@@ -27,7 +27,7 @@ from jaxext.tuning.tool import Tool
 from jaxext.tuning.walk import Step, jaxprs_in, walk
 
 NOTHING = "no operation of jaxext (lax's own are listed inside jaxext.in_place_of_lax(), or with --in-place-of-lax on the command line)"
-EXPECTED = "expected milliseconds to run + to compile, by algorithm of xla, the first is taken (100 calls pay for its compilation):"
+EXPECTED = "expected milliseconds to run + to compile, for each algorithm of xla; if none was measured, the first is taken:"
 WIDTH = 120  # columns, beyond which details are folded
 # The algorithms of `xla` that are lax's own operation, or do not differ in what they compute; and those that lax has no operation for.
 AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")

@@ -46,7 +46,8 @@ class Tuned:
         if not self.rows:
             return NOTHING
         head = f"{counted(len(self.rows), 'operation')} on {self.device}, by {self.timer}: {self.table}"
-        return "\n\n".join([head, *map(str, self.rows), "*: the fastest, which is taken; =: as fast, within the noise"])
+        legend = ["*: the one that is taken; =: a tie with it, within the noise"] if any(row.winner for row in self.rows) else []
+        return "\n\n".join([head, *map(str, self.rows), *legend])
 
 
 def tune(

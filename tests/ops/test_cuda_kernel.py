@@ -442,7 +442,7 @@ def test_operation_binds_pointers_by_name_and_keywords():
     for _ in range(2):  # what was refused has left no name behind
         with pytest.raises(ValueError, match="pointer b of cuda_kernel f.* would not get the operand or result of its name"):
             extend.operation("text_swapped", lambda a, b: a - b, results=dict(d="N"), kernels=dict(cuda=kernel), **how)
-    with pytest.raises(ValueError, match=r"f.* has 3 pointers, want 2 for \['x', 'y'\], or only of these names"):
+    with pytest.raises(ValueError, match=r"f.* has 3 pointers, want 2 in the order \['x', 'y'\], or these names alone"):
         extend.operation("text_others", lambda x: x, operands=dict(x="N"), results=dict(y="N"), kernels=dict(cuda=kernel))
     with pytest.raises(ValueError, match="name is 'xla'"):
         extend.register(op, kernel, name="xla", replace=True)

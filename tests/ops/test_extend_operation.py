@@ -533,6 +533,8 @@ def SCALED() -> Any:
         (lambda: operation("bad", abs, operands=dict(x="N D", d_y="N D"), results=dict(y="N D")), ValueError,
             "operation: bad has y and d_y, the name of the cotangent of y in `backward`, want another name"),
         (lambda: operation("bad", abs, operands=dict(x="N D"), results=dict(d_x="N D")), ValueError, "operation: bad has x and d_x, the"),
+        (lambda: operation("bad", lambda x, *, y: x, operands=dict(x="N", w="N"), results=dict(z="N")), ValueError,
+            r"operation: the reference of bad takes \['x'\], want the operands \['x', 'w'\]"),
         (lambda: operation("bad", abs, **EASY, saved=dict(d_y="N")), ValueError, "operation: bad has y and d_y, the name"),
         (lambda: operation("bad", abs, operands={}, results=dict(y="N")), ValueError, "operation: bad has no operands, want at least one"),
         (lambda: operation("bad", abs, operands=dict(x="N"), results={}), ValueError, "operation: bad has no results, want at least one"),

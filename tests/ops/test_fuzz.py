@@ -35,8 +35,9 @@ def test_seeds():
 
 
 SOME = {
-    "the first": range(0, 32, 2),
-    "groups of the batch": [124, 138, 182, 192, 194, 228],
+    "the first": [seed for seed in range(0, 32, 2) if seed not in (2, 24)],  # which lax refuses
+    "three axes": [162, 222, 274, 310, 364],
+    "groups of the batch": [126, 138, 182, 184, 192, 194, 228, 264],
     "contracted axes in any order": [208, 238, 918, 1130, 3366, 5032, 6432, 6466, 7986],
 }
 
@@ -45,7 +46,7 @@ SOME = {
 def test_random_calls(seeds):
     for seed in seeds:
         outcome, wrong = fuzz_worker.judge(fuzz_calls.call(seed), seed // 2, jaxext)
-        assert wrong is None, (seed, outcome, wrong)
+        assert (outcome, wrong) == ("right", None), (seed, fuzz_calls.call(seed))
 
 
 WORKER = """

@@ -67,3 +67,14 @@ def test_the_catalogue_is_there():
     """Should a jax rename its groups, no harness would be run and none would fail."""
     assert len(HARNESSES[lax.dot_general_p]) >= 246
     assert len(HARNESSES[lax.conv_general_dilated_p]) >= 110
+
+
+def test_the_direct_sum_is_lax_convolution():
+    """What is cropped by negative padding, with both dilations and groups, is in no harness."""
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-4, 5, (2, 4, 5, 4)).astype(float), rng.integers(-4, 5, (6, 2, 3, 2)).astype(float)
+    how = ((2, 1), ((-1, 2), (3, -1)), (2, 3), (1, 2), 2, 1, lax.ConvDimensionNumbers(*((0, 1, 2, 3),) * 3))
+    names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count", "dimension_numbers")
+    want = lax.conv_general_dilated(x, w, **dict(zip(names, how, strict=True)))
+    assert want.size > 0
+    np.testing.assert_array_equal(Convolution(x.shape, w.shape, *how).y(x, w), want)

@@ -106,7 +106,7 @@ def test_bench_of_a_users_module(tmp_path, monkeypatch, capsys):
         assert f"{option}: unknown 'one_door_yours', want one of " in error and "xla" in error and "one_door_mine" in error
     with pytest.raises(SystemExit, match="2"):
         command.main([*asked[:3], "--tags", "one_door_square"])
-    assert "one_door_square (operations of `extend.operation` are not measured" in capsys.readouterr().err
+    assert "one_door_square (one_door_square: of `extend.operation`" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         command.main(["bench", "--import", "one_door_nowhere", "--list"])
 

@@ -156,7 +156,7 @@ def test_the_report_is_readable(clock, path):
     tuned = tune(depthwise, table=path, backward=False)(*DEPTHWISE)
     head, row, legend = str(tuned).split("\n\n")
     assert head == f"1 operation on {environment.device_kind('cpu')}, by a stand-in: {path}" and taken(tuned).how == "lax"
-    assert legend.startswith("*: the fastest")
+    assert legend == "*: the one that is taken; =: a tie with it, within the noise"
     problem, verdict, *candidates = row.splitlines()
     assert problem == tuned.rows[0].problem
     assert verdict == f"  {LAX}: 2.00x as fast as {PREFERRED} (preferred: {PREFERRED})"
