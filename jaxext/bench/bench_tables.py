@@ -65,7 +65,7 @@ def print_findings(report: Report, console: Console) -> None:
     """Print the means of a report's rows, the reasons why libraries have no time, missed targets, and faults."""
     wide = console.width >= WIDE
     table = Table("kind", "role", "library", "against", "rows", "mean", "least", "slower", *(["row with the least"] if wide else []))
-    table.title, table.title_justify = "speedups: geometric mean, least, and number of rows that are slower", "left"
+    table.title, table.title_justify = "speedups: geometric mean, least, and number of rows that are slower beyond the noise", "left"
     for mean in findings.summary(report.rows):
         kind, role = mean.group  # type: ignore[misc]
         style = "red" if mean.losers else ""

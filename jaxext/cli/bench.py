@@ -161,6 +161,8 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: li
     clock, why_not = timing.timer()
     world = environment.report()
     timer = clock.name + (", freed memory kept" if kept and isinstance(clock, timing.Wall) else "")
+    if options.quick:
+        console.print("--quick: tiny problems, whose times say nothing")
     before = begun_before(options, {"timer": timer, "setting of --quick": options.quick, **world})
     ceilings = cells.ceilings(sorted({case.dtype for case in chosen}), clock, options.quick, before.ceilings if before else {})
     whole = report.Report(

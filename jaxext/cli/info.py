@@ -77,9 +77,9 @@ def _verified(arch: str | None) -> dict:
 
 
 def _build() -> dict[str, str]:
-    """Return how the CUDA kernels were built, if they were; otherwise the page that says how to get them."""
+    """Return how the CUDA kernels were built, if they were; otherwise how to get them."""
     reason = cuda_binding.missing()
-    facts = {"state": reason, "to get them": TO_GET, "documentation": f"{PAGES}gpus.md"} if reason else {"state": "loaded"}
+    facts = {"state": reason, "install": TO_GET, "documentation": f"{PAGES}gpus.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
         module = native.cuda_module()
         facts["from"] = native.origin("_cuda_module")

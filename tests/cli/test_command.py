@@ -238,7 +238,7 @@ def test_info_says_why_not(capsys, monkeypatch, cache):
     assert sum("not available: compute capability is 7.5, want one of" in line for line in lines) == 1
     assert sum(line.endswith("preferred") for line in lines) == 1
     assert re.search(
-        r"state +built without CUDA \(no nvcc\)\nto get them +JAXEXT_CUDA=ON pip install .*\ndocumentation +https://.*/gpus\.md", tables
+        r"state +built without CUDA \(no nvcc\)\ninstall +JAXEXT_CUDA=ON pip install .*\ndocumentation +https://.*/gpus\.md", tables
     )
 
 
