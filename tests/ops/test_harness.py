@@ -74,7 +74,8 @@ def test_the_catalogue_is_there():
 def test_the_direct_sum_is_lax_convolution():
     """What is cropped by negative padding, with both dilations and groups, is in no harness."""
     rng = np.random.default_rng(0)
-    x, w = rng.integers(-4, 5, (2, 4, 5, 4)).astype(float), rng.integers(-4, 5, (6, 2, 3, 2)).astype(float)
+    x: Any = rng.integers(-4, 5, (2, 4, 5, 4)).astype(float)
+    w: Any = rng.integers(-4, 5, (6, 2, 3, 2)).astype(float)
     how: Any = ((2, 1), ((-1, 2), (3, -1)), (2, 3), (1, 2), 2, 1, lax.ConvDimensionNumbers(*((0, 1, 2, 3),) * 3))
     names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count", "dimension_numbers")
     want = lax.conv_general_dilated(x, w, **dict(zip(names, how, strict=True)))
