@@ -72,7 +72,7 @@ def test_the_catalogue_is_there():
 
 
 def test_the_direct_sum_is_lax_convolution():
-    """What is cropped by negative padding, with both dilations and groups, is in no harness."""
+    """No harness crops by negative padding with both dilations and groups."""
     rng = np.random.default_rng(0)
     x: Any = rng.integers(-4, 5, (2, 4, 5, 4)).astype(float)
     w: Any = rng.integers(-4, 5, (6, 2, 3, 2)).astype(float)
